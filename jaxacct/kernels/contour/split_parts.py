@@ -409,7 +409,7 @@ def _least(
     """Bound an error on several lines Im u > 0. Return the least bound, or USELESS if the grid cannot resolve the law.
 
     error : maps the heights of the lines to error bounds, both with a new axis in front.
-    exponents : one for each line. 0 gives the height that suits the far window, and 1 the largest height in the strip.
+    exponents : one for each line. 0 gives the height that suits the far window, and 1 the largest height allowed.
     """
     xp = namespace(nodes.step, like)
     widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)
@@ -451,7 +451,7 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
         phase = excess[..., None] * xp.where((excess > 0)[..., None], turn_r, turn_l)
         decay = (2.0 * xp.pi * alpha / nodes.step)[..., None]
         moved = stack(xp, [logsumexp(bulk + phase), logsumexp(jump + phase)]) - own
-        turning = xp.maximum(excess, 0.0) / steps.sigma  # for `_climbed`: arg mix is at most Im u/sigma
+        turning = xp.maximum(excess, 0.0) / steps.sigma  # since arg mix is at most Im u/sigma
         sides = _climbed(steps, c, alpha, nodes, own, turning)
         return 2.0 * xp.exp(moved - decay) / (-xp.expm1(-decay)) + sides
 
@@ -534,7 +534,7 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
 
 
 def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
-    """Bound log(|B(c+it)|/B(c)) for remove, at all t >= frequency, on lines Im u > 0. There |e^{itL}| falls in t."""
+    """For remove, bound log(|B(c+it)|/B(c)) above for t >= frequency, on lines Im u > 0. There |e^{itL}| falls in t."""
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
     # heights of the line, in widths of the low window
