@@ -13,17 +13,17 @@ from typing import Any, TypeVar
 Item = TypeVar("Item")
 
 BAR_WIDTH = 24
-"""Number of characters of the bar.  With counts, rate and remaining time, the line fits 80 columns."""
+"""Number of characters of the bar. The counts, the rate and the remaining time fit beside it in 80 columns."""
 NOTEBOOK_PAUSE = 0.2
 """Smallest number of seconds between two updates in a notebook, since each update is a message to the browser."""
 NOTEBOOK_WAIT = 0.5
 """Seconds of work after which a notebook shows a line if `show` is None.  Shorter work leaves no output behind."""
 WAIT, TICK = 1.0, 0.5
-"""Seconds that work takes before `waiting` shows a line, and seconds between two updates of the line."""
+"""WAIT: seconds of work after which `waiting` shows a line. TICK: seconds between two updates of this line."""
 _open: deque[Progress] = deque(maxlen=1)
-"""The bar on the terminal's last line, if there is one."""
+"""Holds the bar that stands on the terminal's last line. It is empty if no bar stands there."""
 _waiting = threading.Lock()
-"""Lock held by the one `waiting` that may show a line; a second `waiting` at the same time shows none."""
+"""Lock of `waiting`. A call that shows a line holds the lock. A second call at the same time shows no line."""
 
 
 class Progress:

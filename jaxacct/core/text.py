@@ -14,7 +14,7 @@ import numpy as np
 WORDS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 """Words for the values that JSON cannot write as numbers."""
 _FILL = re.compile(r"^.?[<>=^]", re.DOTALL)
-"""Pattern of the fill and alignment with which a format specification may begin."""
+"""Pattern of the fill and alignment with which a format specification may begin, such as "*>"."""
 _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 

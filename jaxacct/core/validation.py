@@ -21,13 +21,13 @@ import numpy as np
 P = ParamSpec("P")
 R = TypeVar("R")
 Tracer = jax.core.Tracer
-"""Object that JAX puts in place of a number while it traces a function; it has no value to check."""
+"""Object that JAX puts in place of a number while it traces a function. A tracer has no value to check."""
 RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out")
-"""Neighbouring relations. Scales and noise multipliers are relative to the add/remove sensitivity."""
+"""Neighbouring relations. Scales and noise multipliers are always in units of the add/remove sensitivity."""
 ENGINES = ("auto", "contour", "lattice")
-"""Values of the option `engine`; with "auto" each question goes to the engines that suit it."""
+"""Values of the option `engine`. For "auto" the package chooses the engines for each question."""
 GIBIBYTE = 2**30
-"""Usual limit on the lattice engine's memory, in bytes."""
+"""Default limit on the lattice engine's memory, in bytes."""
 LARGEST_COUNT = 2**53
 """Largest number of steps: float64 holds every integer up to this one exactly."""
 MOST_SHOWN_CHARACTERS = 60
@@ -149,7 +149,7 @@ COUNT = Constraint("use a whole number, 1 or more", 1, LARGEST_COUNT, integral=T
 RECORDS = Constraint("use a whole number of records", 1, 1e9, integral=True)
 # a limit below 2**24 bytes (16 MiB) is refused, because no lattice of a large composition would fit
 MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST_COUNT, integral=True)
-"""Allowed memory limits, in bytes.  Many functions share the constraints above, from `POSITIVE` on."""
+"""Allowed memory limits, in bytes."""
 
 
 def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:

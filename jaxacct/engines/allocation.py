@@ -31,23 +31,23 @@ from jaxacct.kernels.contour.allocation import (
 )
 
 ROUNDS = 14
-"""Largest number of placements of the contour in one search for epsilon."""
+"""Largest number of times that one search for epsilon places its contour of integration."""
 NARROW = 1e-2
-"""A search ends when the relative width of its bracket is at most NARROW times the wanted relative width."""
+"""A search ends when the relative width of its bracket is at most NARROW times the wanted relative width `rtol`."""
 CUT_OFF = 3e-3
-"""The first contour of a search leaves out terms of the size CUT_OFF * (wanted relative width) * delta."""
+"""The first contour of a search leaves out terms whose size is about CUT_OFF * (wanted relative width) * delta."""
 NEAR = 0.01
-"""Newton's method on one contour ends when its relative step is at most NEAR times the relative width at which the
-search ends."""
+"""Newton's method on one contour ends when a step changes eps by a share of at most NEAR * w. Here w is the relative
+width at which the search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
-"""Sign of each direction. With S = dP/dQ and k = e^{sign eps}, delta is E(S - k)_+ for sign 1, and e^eps E(k - S)_+ for
-sign -1."""
+"""Sign of each direction. Let S = dP/dQ, k = e^{sign eps}, and E the mean under Q. For sign 1, delta is E(S - k)_+. For
+sign -1, delta is e^eps E(k - S)_+."""
 ROUGH = 0.5
-"""For rtol >= ROUGH, theorems first give lower bounds of epsilon, which may make the contour unnecessary."""
+"""If rtol >= ROUGH, lower bounds of epsilon are first taken from theorems. They may make the contour unnecessary."""
 PLACEMENTS = 3
-"""Largest number of placements of the contour for one delta."""
+"""Largest number of times that the contour of integration is placed for one delta."""
 SMALL = 1e-8
-"""Size, relative to delta, of the terms that a contour for delta may leave out."""
+"""A contour for delta may leave out terms of about this size, relative to delta."""
 
 
 def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str | None) -> Answer:

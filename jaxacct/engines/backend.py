@@ -34,7 +34,7 @@ from jaxacct.engines.programs import Run
 from jaxacct.kernels import elementary_check
 
 NUMPY_MOST = 40_000
-"""Largest number of configurations in a job that NumPy computes. For larger jobs, compiling XLA's programs pays."""
+"""Largest number of configurations in a job that NumPy computes. For larger jobs, compiled XLA programs save time."""
 NUMPY_MOST_SELECTIONS = 2_400
 """Largest number of private selections in a job that NumPy computes. A selection takes NumPy about as long as 16
 configurations. The limit stays the same after `jaxacct warm`, which keeps no programs of selections."""
@@ -242,8 +242,8 @@ MOST_THREADS = 8
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Solve = Callable[..., np.ndarray]
-"""A function from columns (sigma, slots, given, ...) of some rows to an array (3, rows) of lower bound, estimate and
-upper bound. `given` is a delta or an epsilon."""
+"""A function from columns (sigma, slots, given, ...) of some rows to an array (3, rows): the lower bound, the estimate
+and the upper bound of each row. `given` is a delta or an epsilon."""
 
 
 def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:

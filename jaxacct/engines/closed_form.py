@@ -32,11 +32,11 @@ from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 
 LEAST_GAP = 1e-300
-"""Smaller differences of Mills ratios, deltas and slopes are raised to this, so that logs and quotients are finite."""
+"""Differences of Mills ratios, deltas, and slopes are raised to at least this, to keep logs and quotients finite."""
 LEAST_EPSILON = 2.0**-1060
-"""Bisection searches log(epsilon) down to this (subnormal) value of epsilon, and epsilon itself below this value."""
+"""Bisection raises the lower end of its interval to this subnormal number before it takes the ends' geometric mean."""
 ROUNDOFF_OF_LOG = 4096.0 * ROUNDOFF
-"""Largest error of the logarithm of a delta of at least 1e-308, and of the logarithm of the target."""
+"""Bound of the rounding errors of log(delta) and log(target), for a delta of at least 1e-308."""
 _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
 """Nodes and weights of the Gauss-Legendre rule of order 6 on [-1/2, 1/2]."""
 

@@ -38,13 +38,13 @@ class Rung(NamedTuple):
 
 
 TOLERANCE = 1e-8
-"""Default size, relative to delta, of the aliases of a contour and of the terms that are cut off."""
+"""Default limit on the aliases of a contour and on the terms that it cuts off, relative to delta."""
 LEAST_DELTA = 1e-305
-"""Smallest upper bound of delta that is not 0."""
+"""An upper bound of delta that is not 0 is raised to at least this value, because exp underflows a little below it."""
 LOWEST_LOG_DELTA = -700.0
-"""Where log delta is below this value, the lower bound of delta is 0, because exp would lose digits."""
+"""If a lower bound of log delta is at most this, the lower bound of delta is 0, because exp would lose digits."""
 BOUND_OUTWARD = 1.0 + 1e-12
-"""Factor that covers the rounding errors of the total variation and of the largest loss."""
+"""Upper bounds of the total variation and of the largest loss are multiplied by this, to cover rounding errors."""
 DELTA_ROUNDS = 2
 """Number of placements of the split contour for delta. Two suffice, since the best place hardly depends on delta."""
 LADDER = (
@@ -55,15 +55,15 @@ LADDER = (
     Rung(576, 384, 2, 8, split=True, tolerance=1e-7),
     Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
 )
-"""Rungs for compositions of Gaussians: three of the plain contour, from coarse to fine, and then three of the split
-contour, from coarse to fine. The more points and nodes a rung has, the smaller its chunks are."""
+"""Rungs (resolutions) for compositions of Gaussians: three of the plain contour, and then three of the split contour.
+Each three go from coarse to fine. The more points and nodes a rung has, the smaller its chunks are."""
 
 PLAIN = (*LADDER[:3], Rung(1536, 512, 3, 2), Rung(2560, 1024, 3, 1), Rung(4096, 2048, 3, 1))
 """Rungs for compositions with Laplace or finite parts, which the split contour cannot answer."""
 
 
 FIRST_SPLIT = sum(not rung.split for rung in LADDER)
-"""Index of the first split rung in LADDER."""
+"""Index in LADDER of the first rung of the split contour."""
 
 
 def law(parts: Components, rows: np.ndarray | slice = slice(None)) -> LossLaw:

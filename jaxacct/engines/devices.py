@@ -21,7 +21,7 @@ from jaxacct.core.validation import InputError
 
 CLOSE_UNITS = 4.0
 """Largest relative difference, in units of 2^-52, between a device's result and NumPy's. A device that computes in
-float64 stays within CLOSE_UNITS; a device that computes in pairs of float32 does not."""
+float64 stays within CLOSE_UNITS. A device that computes in pairs of float32 does not."""
 WORDS = 120
 """Number of characters that are shown of a device's error message."""
 

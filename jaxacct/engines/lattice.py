@@ -22,36 +22,37 @@ from jaxacct.kernels.lattice_laws import Composition, compose, payoff
 from jaxacct.mechanisms.loss_components import Components
 
 LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
-"""Lengths of lattices. The width of a bracket falls as length^-2. The time grows a little faster than the length."""
+"""Numbers of nodes of lattices. A bracket's width falls as length^-2. Time grows a little faster than the length."""
 QUICK = 2**18
 """Lattices longer than this are made only while the bracket is wider than `Case.enough`."""
 NARROW = 2e-4
 """A row gets no lattice longer than QUICK if even the longest would leave its bracket wider than both NARROW and
 `Case.enough`."""
 SAYS_NOTHING = 0.9
-"""A bracket of at least this relative width has a useless lower bound, or no upper bound."""
+"""A bracket of at least this relative width is useless: its lower bound is far too low, or its upper bound is inf."""
 STALLED = 0.5
-"""If a bracket's relative width exceeds this share of the previous bracket's, longer lattices are not tried, since the
-spacing is not what makes the bracket wide."""
+"""Longer lattices are tried only while each narrows the bracket to at most this share of its relative width. Otherwise
+the lattice spacing is not what makes the bracket wide."""
 ATTEMPTS = 3
-"""Largest number of plans for one length. If epsilon turns out far from the eps of a plan, a new plan is made."""
+"""Largest number of plans for one length. A plan is made for an expected answer. If the answer turns out to be far from
+the expected answer, a new plan is made."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
-"""Lengths of lattices for a mechanism between two pairs of distributions."""
+"""Lengths of lattices for a mechanism that is only known to lie between two pairs of distributions."""
 UNDERFLOW = 1e-300
-"""Upper bound of what the sum for delta loses by underflow: at most 2^22 terms of 2.3e-308.
+"""Upper bound of what the sum for delta loses by underflow. At most 2^22 terms lose at most 2.3e-308 each.
 
-The sum is multiplied by a factor that is capped at e^700. Where the cap takes effect, the upper bound of delta is at
-least e^700 times UNDERFLOW. This exceeds 1, so the bound holds.
+For the upper bound, UNDERFLOW is added to the sum, and the result is multiplied by a factor. A factor above e^700 is
+lowered to e^700. The upper bound of delta is then at least e^700 UNDERFLOW > 1, so it holds.
 """
 LARGEST_EXPONENT = 700.0
-"""Cap of exponents: e^700 is near the end of float64's range."""
+"""An exponent above this number is lowered to it, because e^710 exceeds float64's range."""
 LOST_MASS = 1e-290
-"""Upper bound of the P-mass that underflow removes or moves on the lattice, for one law."""
+"""Upper bound of the P-mass that underflow removes or moves when the law of one step is put on the lattice."""
 ESTIMATE = 2.0 / 3.0
 """Place of the estimate in a bracket, from 0 (lower end) to 1 (upper end). For smooth laws the error of the lower end
 is about twice the error of the upper end."""
 CROSSING_STEPS = 60
-"""Largest number of steps by secants or bisection. The bounds are evaluated wherever the steps end."""
+"""Largest number of steps in one search of `crossing`. Wherever they end, `crossing` returns only proved eps."""
 
 
 class LatticeAnswer(NamedTuple):

@@ -21,16 +21,17 @@ from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 from jaxacct.kernels.lattice_laws import Cells
 
 MOST_PAIRS = 2**17
-"""Largest number of pairs of atoms when finite laws are convolved; sorting the sums takes some ten milliseconds."""
+"""Largest number of pairs of atoms when two finite laws are convolved. Sorting so many sums takes some 10 ms."""
 CUT_SHARE = 1e-6
-"""The ends that are cut off a finite law have at most this share of the mass that may be left out."""
+"""Each of the two ends cut off a finite law has at most this share of the mass that may be left out."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
-"""Relative error of a finite law's loss, in units of ROUNDOFF. A mechanism with finitely many outputs needs 16. With
-sampling at a rate q >= 1e-8 it needs `16 + 4 (1 + 1.45 |log q|)` (mechanisms/README.md, "Rounding of finite laws")."""
+"""Bound of the relative error of a finite law's loss, in units of ROUNDOFF. Losses of `FiniteOutput` need 16. A
+mechanism without `FinitePair.excess` whose losses need 4 without sampling needs `16 + 4 (1 + 1.45 |log q|)` if sampled
+at a rate q >= 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
 SUM_ROUNDING = 1e-8
-"""Largest distance between 1 and a sum of masses that may be due to rounding. 4e-10 would do for 2^22 masses."""
+"""Rounding may move a sum of masses away from 1 by at most this number. For 2^22 masses 5e-10 would do."""
 
 
 class ApproximateLaw(NamedTuple):
@@ -59,7 +60,7 @@ class LatticePart(ABC):
     count: float
     """How often the part is composed."""
     sign: float
-    """+1 for remove, -1 for add."""
+    """+1 for the direction remove, -1 for add."""
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
@@ -418,7 +419,8 @@ class Finite(LatticePart):
     blur: float = 0.0
     """Bound of the absolute error of each loss."""
     wrong: np.ndarray | None = None
-    """Bound of the absolute error of each mass; None if the masses were computed by exp(x), so that `inexact` holds."""
+    """Bound of the absolute error of each mass. If it is None, the masses were computed by exp(x), and `inexact` bounds
+    their errors."""
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
         """Return the composition as fewer steps of laws with more atoms. The mass left out is far below e^cut."""

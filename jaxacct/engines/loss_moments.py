@@ -23,17 +23,17 @@ from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 
 START = np.geomspace(1e-3, 1e5, 33)
-"""Values of alpha - 1 for the Rényi orders alpha with which the search for the best order starts."""
+"""The search for the best Rényi order alpha starts with these values of alpha - 1."""
 NATS = 75.0
-"""The step and the ends of the trapezoid rule are chosen for a relative error of the moment of about e^-75."""
+"""The trapezoid rule's step and ends are chosen so that the moment has a relative error of about e^-NATS."""
 MOST_NODES = 2**16
 """Largest number of nodes of one quadrature. Where more are needed, the bracket is wide or infinite."""
 NODES_AT_ONCE = 2**21
-"""Largest number of nodes, of all rows together, that are evaluated at a time. It limits an array to 16 MiB."""
+"""Largest number of nodes, of all rows together, that are evaluated at a time. So many float64 numbers take 16 MiB."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
-"""Gauss-Legendre rule on [-1, 1], used on panels between the two atoms of sampled Laplace noise."""
+"""Gauss-Legendre rule on [-1, 1]. It serves sampled Laplace noise, on panels between the two atoms of the loss."""
 _LARGEST_EXPONENT = 700.0
-"""Largest exponent x that is used: e^x is still finite."""
+"""An exponent above this number is lowered to it, because e^710 exceeds float64's range."""
 
 
 class Interval(NamedTuple):

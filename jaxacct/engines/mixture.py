@@ -31,29 +31,29 @@ from jaxacct.mechanisms.gaussian_mixtures import Branch, OfGaussianMixtures
 from jaxacct.mechanisms.loss_components import exact_product
 
 ROUNDING, ROUNDING_OF_SQUARES = 1e-12, 4e-15
-"""Relative error allowed for each of the two terms of a branch's delta: ROUNDING, plus ROUNDING_OF_SQUARES times the
-squares in the term's exponents."""
+"""A branch's delta is the difference of two terms. The relative error allowed for each term is ROUNDING, plus
+ROUNDING_OF_SQUARES times the sum of |eps| and the squares in the term's exponents."""
 LARGEST_EPSILON = 1e7
-"""Largest eps that is searched."""
+"""The search for one step's epsilon gives up beyond this eps. The upper bound is then inf."""
 Row = list[tuple[float, list[Branch]]]
-"""One configuration: for each part, how often it is composed, and the branches of one step."""
+"""One configuration: for each part, how often the part is composed, and the mixtures (branches) of one step."""
 Ends = tuple[float, float, float]
 Known = dict[float, list[tuple[float, Nodes]]]
-"""Contours of one row in one direction, each with the eps it was placed for. The keys are values of `LEFT_OUT`."""
+"""For each value of `LEFT_OUT`, pairs (eps, contour placed for this eps) of one row in one direction."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
 LEFT_OUT = (1e-60, 1e-290)
-"""Rare components of a mixture are left out. Each of these numbers limits the probability that a left-out component
-occurs in any step. The second limit is used if the first one changes delta too much. For epsilon, both are multiplied
-by delta."""
+"""Rare components of a mixture are left out. These numbers limit the chance that a left-out component occurs in any
+step. The second limit is tried if components within the first limit change delta too much. In a search for epsilon both
+limits are multiplied by the given delta."""
 PLACEMENTS = 4
 """Largest number of contours that are placed for one epsilon."""
 NARROW = 1e-6
-"""Relative width at which a bracket is narrow enough, so that no other contour is placed."""
+"""A bracket of at most this relative width is narrow enough: no other contour is placed."""
 CONTOURS_READ, CONTOURS_KEPT, ROWS_KEPT = 3, 100, 8
-"""How many of a row's contours are tried for another eps before a new one is placed, how many are kept for a row, and
-for how many rows. A curve is computed in rounds, and later rounds ask for eps near earlier ones."""
+"""CONTOURS_READ: how many kept contours are tried for an eps before a new contour is placed. CONTOURS_KEPT: how many a
+list of `Known` keeps. ROWS_KEPT: for how many rows contours are kept. A curve's later eps lie near earlier ones."""
 SHARE_LEFT_OUT = 1e-12
-"""Largest relative change of delta that leaving out components may cause."""
+"""Largest relative change of delta that the left-out components may cause."""
 
 
 def attained(mechanism: Mechanism, relation: str) -> bool:

@@ -34,17 +34,17 @@ from jaxacct.core import progress
 from jaxacct.engines import devices
 
 Run = Callable[..., Sequence[Any]]
-"""A program. It takes the leaves of its arguments, arrays on one device, and returns the leaves of the answer."""
+"""A program: a function from the leaves of its arguments (arrays on one device) to the leaves of the answer."""
 
 # The folder and its files
 
 VARIABLE = "JAXACCT_CACHE_DIR"
-"""Environment variable that names the folder. If it is empty, programs are not kept."""
+"""Environment variable that names the folder of kept programs. If it is set to nothing, no programs are kept."""
 LIMIT_BYTES = 512 * 2**20
 """Largest size of all kept programs together, in bytes. Beyond it the programs unused for longest are removed. One
 program takes 1 to 6 MiB."""
 ENDING, WARM_ENDING = ".program", ".warm"
-"""Endings of file names: of a kept program, and of the empty file that `jaxacct warm` leaves when it is done."""
+"""Endings of file names. ENDING: a kept program. WARM_ENDING: the empty file that `jaxacct warm` writes at its end."""
 TEMPORARY = ".unfinished-"
 """Beginning of the name of a file that is being written."""
 
@@ -187,14 +187,14 @@ ROOMS = ("kernels", "engines", "mechanisms", "selection")
 FOUNDATIONS = ("core/floats.py",)
 """Modules outside of `ROOMS` whose constants get into compiled programs."""
 STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
-"""Environment variables that change what compilers produce. A needless entry costs a compilation; a missing entry would
-let a wrong program be loaded."""
+"""Names of environment variables that may change what compilers produce. A kept program is loaded only if their values
+are the same. A needless name costs a compilation. A missing name would let a wrong program be loaded."""
 HARMLESS = re.compile(
     r"cache|(^|_)log|traceback|timeout|dump|pprint|(^|_)platform|thread_guard|array_garbage|transfer_guard"
 )
-"""Settings of JAX that change printing, caching or refusals, but not results."""
+"""Names of settings of JAX that change printing, caching or refusals, but not results."""
 CPU_FIELDS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
-"""Lines of /proc/cpuinfo that decide which instructions a program may use."""
+"""Beginnings of the lines of /proc/cpuinfo that decide which instructions a program may use."""
 
 
 def path_of(folder: Path, label: str, device: Any) -> Path:
@@ -293,7 +293,7 @@ def prepare(
 
 
 STEP_SECONDS = 1.0
-"""A training step's program is kept if compiling it took at least this many seconds."""
+"""The program of a training step is kept on disk if compiling it took at least this many seconds."""
 
 
 def kept_step(
@@ -458,9 +458,9 @@ class Clock:
 
 
 preparing, compiling, loading, saving = Clock(), Clock(), Clock(), Clock()
-"""Four clocks: of all preparation; of tracing and compiling; of loading and trying kept programs; of writing them."""
+"""Clocks of all preparation of programs, and of its parts: compiling (with tracing), loading and writing."""
 _once = threading.Lock()
-"""The first thread that prints or suppresses the line about compiling acquires this lock, and never releases it."""
+"""The first thread that prints or suppresses the line about compiling keeps this lock, so no second line appears."""
 
 
 def seconds() -> float:

@@ -97,13 +97,13 @@ class MechanismEngine(ABC):
     cost: ClassVar[float] = 0.0  # engines of cost 0 come before engines of compositions, in order of registration
     classes: ClassVar[tuple[type[Mechanism], ...]]  # the classes of mechanisms that the engine may answer for
     steps: ClassVar[tuple[type[Mechanism], ...]] = ()
-    """If classes are named, the engine is asked only where some single step of the composition has one of the classes,
-    and is not `ordinary`."""
+    """Classes of steps. If any is named, the engine is asked only if a composition has a step of one of these classes
+    and this step's `ordinary()` is False (its parts do not suffice for an answer)."""
     relations: ClassVar[tuple[str, ...]] = RELATIONS  # the engine is asked only under these relations
     if_engine_is_named: ClassVar[str] = "refuses"
     """What happens if a user names an engine of compositions. "refuses": InputError is raised. "stands back": the named
-    engine answers by the parts, which bound the mechanism as well. "answers": this engine answers. Where it needs other
-    mechanisms, it asks the named engine about them."""
+    engine answers from the mechanism's parts, which bound the mechanism as well. "answers": this engine answers. If it
+    needs answers about other mechanisms, it asks the named engine for them."""
 
     def supports(self, question: MechanismQuestion) -> bool:
         """Return whether the engine answers this question, whose mechanism has one of the engine's `classes`."""

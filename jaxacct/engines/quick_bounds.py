@@ -12,15 +12,15 @@ from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import Components
 
 LARGEST_LOSS_UNITS = 256.0
-"""Relative error of a largest loss, in units of ROUNDOFF: 128 for a finite part's own loss, the rest for the sum."""
+"""Relative error of a finite part's largest loss, in units of ROUNDOFF. The loss of one step alone needs 128."""
 LOG_ERROR = 1e-12
-"""Error that is allowed for a logarithm: absolute if its size is at most 1, otherwise relative."""
+"""Rounding error allowed for a logarithm x: LOG_ERROR if |x| <= 1, and LOG_ERROR |x| otherwise."""
 DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
-"""Thresholds of the tests on sums, as numbers of standard deviations below the mean under P."""
+"""Thresholds of the tests on sums: distances from the mean under P towards the mean under Q, in standard deviations."""
 _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
-"""Pr[N(0, 1) < x] for each x of `DEVIATIONS`. This is the P-mass above the threshold that belongs to x."""
+"""Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the chance under P that the sum passes the test with this threshold."""
 _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
-"""Pr[N(0, 1) > -1], rounded down."""
+"""Pr[N(0, 1) > -1], rounded down: the chance that an output exceeds its mean less one standard deviation."""
 
 
 class LargestLoss(NamedTuple):

@@ -19,18 +19,18 @@ from jaxacct.engines.quick_bounds import Chance, chance, largest_loss, log_tail_
 from jaxacct.mechanisms.loss_components import Components
 
 LEAST_DELTA = 1e-307
-"""Smallest delta for which the closed form of the Gaussian is used."""
+"""The closed form of a Gaussian's epsilon is used only for larger deltas. For others the upper bound is inf."""
 QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0, 36.0])
-"""Thresholds of single outputs, as distances in standard deviations from each of the two modes."""
+"""Thresholds of the tests on single outputs: distances, in standard deviations, from the modes 0 and 1/sigma."""
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
-"""Thresholds of counts and means, as numbers of standard deviations below the mean under P."""
+"""Thresholds of counts and sums: distances from the mean under P towards the mean under Q, in standard deviations."""
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
-"""A test counts the steps in which some event occurs. For each x in TAIL_NATS, one threshold is tried that the count
-exceeds with a probability of about e^-x."""
+"""A test counts the steps in which some event occurs. For each x in TAIL_NATS, one threshold is tried. The count
+exceeds it with a probability of about e^-x."""
 LOG_ERROR = 1e-12
-"""Rounding error that is allowed for a logarithm of size 1."""
+"""Absolute rounding error that is allowed for the logarithm of a probability."""
 EXP_ERROR = 1024.0 * ROUNDOFF
-"""Relative error of e^x if |x| < 745, e^x exceeds SUBNORMAL, and x has a relative error of ROUNDOFF."""
+"""Bound of the relative error of e^x, if |x| < 745, e^x > SUBNORMAL, and x has a relative error of at most ROUNDOFF."""
 SUBNORMAL = 1e-307
 """Upper bound of the rounding error of numbers below float64's normal range."""
 

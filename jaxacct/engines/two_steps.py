@@ -30,35 +30,36 @@ WEIGHT_ERROR = 2e-14
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
 """Logarithm of the standard normal density at 0."""
 UNDERFLOW = 1e-304
-"""Upper bound of what underflow loses in a sum of products of masses and profiles."""
+"""Bound of what underflow takes from delta, a sum over the cells of their mass times the second step's delta."""
 _ABSCISSAE, _HALVES = np.polynomial.legendre.leggauss(10)
 _NODES, _WEIGHTS = 0.5 * (_ABSCISSAE + 1.0), 0.5 * _HALVES
 """Nodes and weights of the Gauss-Legendre rule on [0, 1]."""
 LARGEST_EXPONENT = 700.0
-"""Cap of exponents: e^700 is near the end of float64's range."""
+"""An exponent above this number is lowered to it, because e^710 exceeds float64's range."""
 TAIL_SHARE = 1e-10
 """Each tail beyond the cells adds at most this number times delta to the error of delta."""
 GROWTH = 0.2
 """Largest rate at which the length of the cells changes with the first step's output u."""
 POINTS_BEYOND = 12
-"""Cells reach this many points of the survey grid beyond the rightmost point that they must cover."""
+"""Cells reach this many survey points farther right than one eps needs, because the need moves with eps."""
 REACH = 39.0
 """Number of standard deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
-"""Survey points about a possible kink, as distances from it in y = s u - s^2/2, where s = 1/sigma of the first step."""
+"""Survey points around a possible kink, as distances from the kink in y = s u - s^2/2. Here u is the first step's
+output, and s = 1/sigma of the first step."""
 _WIDE = np.linspace(-REACH, REACH, 105)
-"""Survey points about either mode of the first step's output, in deviations from the mode. They are 0.75 apart."""
+"""Survey points around each mode of the first step's output: distances from the mode in standard deviations."""
 WIDE = 1e-6
-"""Relative width beyond which a bracket is wide."""
+"""A row whose bracket has a larger relative width is solved again with more cells."""
 CELLS_AT_A_TIME = 2**25 // (8 * 60)
 """Largest number of cells in memory at a time. About 60 float64 arrays of this size take 32 MiB."""
 LEAST_BOUND = 1e-305
-"""Smallest value of a bound of delta whose logarithm is taken; smaller bounds are raised to it."""
+"""A bound or an estimate of delta is raised to at least this number before its logarithm is taken."""
 FARTHEST = 30.0
-"""Cap on |log(delta/target)| in the search."""
+"""In `_search`, lower bounds of log(delta/target) are raised to -FARTHEST, and upper bounds lowered to FARTHEST."""
 NEAR = 0.05
-"""`_rough` stops where the errors of log delta and of v are both below NEAR. `_search` stops only after a step in v
-below NEAR. Here `v = log(eps/(top - eps))`, and `top` is an upper bound of epsilon."""
+"""Let `v = log(eps/(top - eps))`, where `top` is an upper bound of epsilon. `_rough` stops where |log(delta/target)|
+and the step in v that would follow are both below NEAR. `_search` stops only after a step in v below NEAR."""
 
 
 def _steps(parts: Components) -> Steps:

@@ -29,7 +29,7 @@ _MAKERS = {
     "jaxacct.mechanisms": ("compose", "repeat", "dp_sgd"),
     "jaxacct.selection": ("select", "Geometric", "Logarithmic"),
 }
-"""Functions that make a mechanism, or a law of K (the random number of runs of a selection), by module."""
+"""For each module, its functions that make a mechanism or a law of K (the random number of runs of a selection)."""
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -37,7 +37,7 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.Pow: lambda base, exponent: float(base) ** float(exponent),
 }
-"""Allowed operations.  Powers are taken of floats, since powers of whole numbers can take forever."""
+"""Allowed operations. Powers are computed in floats, since a power of large whole numbers can take forever."""
 FORMAT = "jaxacct.mechanism"
 """Name of the format, which every document states."""
 VERSION = 1
@@ -59,7 +59,7 @@ MAX_WORD = 64
 MAX_INTEGER = 2**53
 """Largest integer: float64 holds all integers up to this one."""
 MAX_INTEGER_CHARACTERS = 17
-"""Largest number of characters of an integer with its sign; a longer text is refused before conversion."""
+"""Largest number of characters of an integer with its sign. A longer text is refused before it is converted."""
 
 
 class _Object(NamedTuple):

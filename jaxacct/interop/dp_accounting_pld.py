@@ -17,7 +17,7 @@ from jaxacct.mechanisms.concentrated import concentrated_pair
 from jaxacct.mechanisms.finite import sample_pair
 
 LONGEST_LOSS = 2**24
-"""Largest number of intervals from 0 to the largest finite loss, so that the distribution fits in memory."""
+"""Largest number of intervals between 0 and any finite loss. With more, the distribution would not fit in memory."""
 
 
 def to_dp_accounting_pld(

@@ -43,11 +43,11 @@ from jaxacct.mechanisms.matrix_mechanism import SharedBins
 from jaxacct.selection import Law, Poisson, Selection, TruncatedNegativeBinomial, select
 
 MAX_SENSITIVITIES = 1000
-"""Largest number of elements of a field that is a list."""
+"""Largest number of elements of an event's field that is a list."""
 LARGEST_WHOLE = 2**53
 """Largest whole number: float64 holds all whole numbers up to this one."""
 MAX_DEPTH = 64
-"""Largest number of levels of nested events; this limit also ends cycles."""
+"""Largest number of levels of nested events. An event that contains itself exceeds this limit and is refused."""
 MAX_EVENTS = 2**15
 """Largest number of events in one tree."""
 LARGEST_SCALE = 1e300
