@@ -13,7 +13,7 @@ import jaxacct as ja
 from jaxacct import selection
 from jaxacct.kernels import worst_score
 from jaxacct.kernels.worst_score import GLANCE
-from jaxacct.selection import mechanism, profile_ends, worst_case
+from jaxacct.selection import base_profile, mechanism, profile_ends, worst_case
 from jaxacct.selection.base_profile import bases, inner, meet
 from jaxacct.selection.envelope import Envelope, Points, Table
 
@@ -213,3 +213,10 @@ def test_brackets_that_are_open_where_slopes_exceed_one_claim_nothing_below():
     ratio = np.array([1e-200, 1e-100, 1.0, 1e100])
     u, t = inner(ratio, np.array([1.0, 1.0, 0.0, 0.0]), np.ones(4))
     np.testing.assert_array_equal(t, u)
+
+
+def test_a_base_whose_last_epsilon_is_not_known_is_evaluated_as_far_as_possible(monkeypatch):
+    """An epsilon of NaN became an eps at which delta was asked."""
+    failed = ja.Bounds(*np.full((3, 1), np.nan), status="failed")
+    monkeypatch.setattr(base_profile, "epsilon", lambda *_, **__: failed)
+    assert base_profile._last(ja.Gaussian(1.0), np.array([1e-9]), "remove_one") == base_profile.ASKED_EPS

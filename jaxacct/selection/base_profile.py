@@ -439,7 +439,7 @@ def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarra
 def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
     """Return an upper bound of the epsilon at delta = `level`, clipped to the interval from 1e-6 to ASKED_EPS."""
     found = epsilon(run, np.minimum(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper
-    return np.minimum(np.maximum(found, 1e-6), ASKED_EPS)
+    return np.fmin(np.maximum(found, 1e-6), ASKED_EPS)  # ASKED_EPS also where the engines failed (NaN)
 
 
 def _by_sum(parts: list[Components]) -> Profile:
