@@ -507,3 +507,10 @@ def test_the_tradeoff_of_a_bound_is_as_close_as_that_of_its_pair():
     found, exact = (ja.profile(ja.repeat(each, 20)).tradeoff([1e-3, 0.01]) for each in (bound, ja.PureDP(0.7)))
     assert np.all(found.kind == "bound") and np.all(exact.kind == "certified")
     np.testing.assert_allclose(found.lower, exact.lower, rtol=1e-6)
+
+
+def test_divergences_beyond_float64_are_infinite():
+    """The lower end was NaN, which raised an error."""
+    for mechanism in (ja.Gaussian(5e-324), ja.Laplace(5e-324)):
+        for found in (renyi_divergence(mechanism, 2.0), zero_concentrated(mechanism)):
+            assert found.lower >= 0.0 and found.upper == np.inf

@@ -340,6 +340,14 @@ def test_above_threshold_stops_and_refuses():
     assert above.privacy == ja.PureDP(5.0)
 
 
+def test_accuracy_of_the_least_and_largest_epsilon():
+    """Counts above 2^63 raised an error."""
+    for epsilon in (5e-324, 1e-17, 1e17):
+        vector = samplers.SparseVector(epsilon, 3)
+        alpha = vector.accuracy(0.05, 5)
+        assert vector.failure(alpha, 5) <= 0.05 and (alpha == 2 or vector.failure(alpha - 2, 5) > 0.05)
+
+
 def test_choices_whose_noise_is_beyond_float64_are_refused():
     """A scale of 0 made probabilities NaN."""
     for make, given in (

@@ -53,6 +53,7 @@ class _Nodes(NamedTuple):
     relative: np.ndarray  # (rows, 1) error of the rule, relative to the moment
 
 
+@np.errstate(over="ignore", invalid="ignore")  # an end beyond float64 is infinite or NaN
 def log_moments(parts: Components, c: np.ndarray) -> Interval:
     """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]` of the composition, for c > -1 of shape (B,).
 

@@ -284,7 +284,8 @@ def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarr
     # composed=True such a joined pair has the kind "bound".
     kind = mechanism.kind_under(relation, composed=True)
     certified = kind == "certified"
-    low = low if certified else np.zeros_like(low)
+    low = np.fmax(low, 0.0) if certified else np.zeros_like(low)
+    high = np.where(np.isnan(high), np.inf, high)
     with np.errstate(invalid="ignore"):
         narrow = np.isfinite(high) & ((high - low <= OK_WIDTH * high) | (not certified))
         middle = np.where(np.isinf(high), low, np.clip(0.5 * (low + high), low, high)) if certified else high
@@ -341,6 +342,7 @@ def sides(
     return shape, [components(mechanism, relation, d).take(rows) for d in directions(mechanism, relation)], flat
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _divergence(parts: Components, order: np.ndarray) -> Interval:
     used = np.maximum(order, LEAST_ORDER)
     at_one = (order >= 1.0) & (order < 1.0 + NEAR_ONE)
@@ -369,6 +371,7 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     return Interval(np.where(leaks, np.inf, low), np.where(leaks | cut, np.inf, high))
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _largest_ratio(parts: Components) -> Interval:
     """Bracket the supremum of R_alpha/alpha over alpha > 1. It is `sup_{c > 0} K(c)/(c (c + 1))`, K(c) = c R_{1+c}."""
     size, grid = parts.mu2.size, _GRID

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import random
 from collections.abc import Iterable
@@ -204,11 +203,14 @@ class SparseVector:
         high = 1
         while self.failure(2 * high, queries) > target:
             high *= 2
-        enough = lambda half: self.failure(2 * half, queries) <= target
-        return 2 * bisect.bisect_left(range(high), True, high // 2 + 1, high, key=enough)
+        low = high // 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.failure(2 * middle, queries) <= target else (middle, high)
+        return 2 * high
 
 
 def _tail(size: int, scale: Fraction) -> float:
     """Compute Pr[|x| > size] for discrete Laplace noise x of this scale."""
-    rate = 1.0 / float(scale)
-    return 2.0 * math.exp(-rate * (size + 1)) / (1.0 + math.exp(-rate))
+    least, last = (math.exp(-float(min(count / scale, Fraction(1000)))) for count in (1, size + 1))  # e^-1000 is 0
+    return 2.0 * last / (1.0 + least)
