@@ -186,8 +186,7 @@ class GaussianFit(NamedTuple):
     lines: np.ndarray
     """(3, K, n): eps, lower delta and upper delta of the tangents of the first round."""
     epsilon: np.ndarray
-    """(n,), an estimate of the best eps for the false-positive rate `floor` (top of this file). It is four times
-    the estimate where `rate_at` finds no useful lower end."""
+    """(n,), an estimate of the best eps for the false-positive rate `floor` (top of this file)."""
 
 
 def gaussian_fit(
@@ -237,7 +236,7 @@ def gaussian_fit(
     ok = np.isfinite(high) & (high - low <= OK_WIDTH * high)
     status = np.where(agree, np.where(ok, "ok", "width"), "contradiction")
     mu = Bounds(low if kind == "certified" else np.zeros(size), high, high, kind, status, "tradeoff")
-    return GaussianFit(mu, first, last)
+    return GaussianFit(mu, first, place.epsilon)
 
 
 def least_mu(rate: Answer, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
