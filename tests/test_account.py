@@ -281,3 +281,12 @@ def test_a_delta_below_the_mass_at_infinity_of_several_releases_says_so():
     step = ja.PoissonSampled(ja.compose(ja.Gaussian(2.0), ja.ApproximateDP(0.1, 1e-4)), 0.1)
     found = ja.epsilon(step, [9.99e-6, 1.1e-5])
     assert found.status[0] == "mass_at_infinity" and found.lower[0] == np.inf and found.upper[1] < np.inf
+
+
+def test_a_profile_at_its_last_delta_has_its_last_epsilon():
+    """Rounding put the mass at infinity above the delta that was stated."""
+    known = ja.PrivacyProfile([0.0, 0.5, 1.0], [0.3, 0.1, 1e-3], [0.3, 0.1, 2e-3])
+    found = ja.epsilon(known, [9e-4, 1e-3, 2e-3], relation="remove_one")
+    assert found.upper[0] == np.inf and 1.0 <= found.upper[1] <= 1.0 + 1e-13 and found.upper[2] < 1.0
+    assert found.status.tolist() == ["mass_at_infinity", "ok", "ok"]
+    assert ja.epsilon(known, 1e-3).upper == np.inf and ja.epsilon(known, 2e-3).upper <= 1.0 + 1e-13

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -75,6 +76,14 @@ class PrivacyProfile(FiniteMechanism):
         shape = (*batch_shape(self), np.shape(self.epsilon)[-1])
         fields = (np.broadcast_to(getattr(self, name), shape).reshape(-1, shape[-1]) for name in self.vectors)
         return stacked([pair_of_profile(*row) for row in zip(*fields, strict=True)], shape[:-1])
+
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
+        own, other = (self.delta, self.reverse_delta) if direction == "remove" else (self.reverse_delta, self.delta)
+        least, falls = float(np.min(own)), np.exp(-np.asarray(self.epsilon, np.float64))
+        across = float(
+            np.min(1.0 - falls * (1.0 - np.asarray(other)))
+        )  # by the reverse points, as in `pair_of_profile`
+        return Fraction(least) if least < across - 1e-12 else None
 
     def symmetric(self) -> bool:
         return bool(np.all(np.equal(self.delta, self.reverse_delta)))
