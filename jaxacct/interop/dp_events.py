@@ -51,10 +51,10 @@ MAX_DEPTH = 64
 MAX_EVENTS = 2**15
 """Largest number of events in one tree."""
 LARGEST_SCALE = 1e300
-"""Scale of discrete Laplace noise that replaces larger scales, which float64 may not hold. It is safe to assume too
-little noise."""
+"""Largest scale of discrete Laplace noise, since float64 may not hold a larger one. A larger scale is replaced by this
+one. Less noise means a larger epsilon, so this is safe."""
 LARGEST_DATASET = 10**9
-"""Largest number of records of a data set, if samples of a capped or a fixed size are drawn from it."""
+"""Largest number of records of a data set, for Poisson samples of a capped size and for samples with replacement."""
 Leaf = Callable[[Any, str], Mechanism | None]
 
 
@@ -167,7 +167,7 @@ LEAVES: dict[str, Leaf] = {
     "SingleEpochTreeAggregationDpEvent": _tree,
     "TruncatedSubsampledGaussianDpEvent": _capped,
 }
-"""Readers by the name of the event's class in dp_accounting's dp_event; older versions lack some of the classes."""
+"""Maps the class name of an event to the event's reader. Older versions of dp_accounting lack some of these classes."""
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
@@ -356,8 +356,8 @@ _AROUND = {
     "RepeatAndSelectDpEvent": _selected,
     "RandomAllocationDpEvent": _allocated,
 }
-"""For each class of event, by name, its reader: a function (event, path, inner mechanism or None) -> mechanism or None.
-"""
+"""Maps the class name of an event around an inner event to the outer event's reader: (event, path, inner mechanism) ->
+mechanism. None stands for a mechanism that is not private."""
 
 
 class EventError(InputError):

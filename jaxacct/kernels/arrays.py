@@ -42,14 +42,14 @@ COMPOUND_UNITS = 6.0
 """Error allowed for log1p, expm1, hypot and logistic, in units of 2^-53 times the value: 1.5 times the measured error
 (README.md)."""
 LARGEST_ANGLE = 1e8
-"""Largest angle at which the errors of sin and cos are at most SIMPLE_UNITS * 2^-53 times their value, in glibc too."""
+"""Up to this angle, in radians, sin and cos have errors within SIMPLE_UNITS. This holds for glibc's functions too."""
 SMALLEST_NORMAL = 2.0**-1022
 BLOCK_SIZE = 64
-"""Number of terms in a block of a sum. The error bound is least for blocks of about the square root of the sum's
-length."""
+"""Number of terms in a block of a sum. The bound of the rounding error is least where the sum has as many blocks as a
+block has terms."""
 _ASYMPTOTIC_BELOW = -36.0
-"""Below this argument the normal distribution function Phi is computed by its asymptotic series, since erfc underflows
-from -37.5 on."""
+"""Below this x the logarithm of the normal distribution function Phi(x) is computed by an asymptotic series. The other
+formula uses erfc, which underflows for x < -37.5."""
 Array: TypeAlias = Any
 """A float64 array, or a number.
 

@@ -45,9 +45,9 @@ from jaxacct.kernels.contour.split import estimate, integrand_at, needed
 from jaxacct.kernels.law import LossLaw, Saddle, Tilted, cumulants, finite_weights, saddle_point, tilted_gaussian
 
 LARGEST_SPLIT_STEP = 0.4
-"""Largest secant step of x, the logarithm of the parameter that is solved for."""
+"""Largest secant step of `solve_split` in x, the logarithm of the parameter that is solved for."""
 SETTLED = 0.15
-"""If x is farther than this from the x for which windows were placed, new windows are needed."""
+"""`solve_split` places windows for one x (the log of a parameter). If x then moves farther, new windows are needed."""
 
 
 def sensitivity(
@@ -132,11 +132,13 @@ def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
 
 
 LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
-"""Largest Newton steps of x and of log c in `solve_rate`: small, since the loss changes fast with the noise."""
+"""Largest Newton steps of `solve_rate` in x, the logarithm of the noise, and in log c, where c is the abscissa of the
+contour. The steps are small, since the loss changes fast with the noise."""
 LARGEST_EPSILON_STEP = 1.0
-"""A Newton step of `solve_rate` in eps is at most this number divided by c, the abscissa of the contour."""
+"""A Newton step of `solve_rate` changes eps by at most this number divided by c, the abscissa of the contour. At this
+limit log delta changes by about 1, since its slope in eps is about -c."""
 LARGEST_SHARE = 0.999
-"""Cap on the ratio of e^eps a to b, so that delta = b - e^eps a > 0. a is the false-, b the true-positive rate."""
+"""Cap on e^eps a/b, so that delta = b - e^eps a > 0. a is the false-positive rate, and b the true-positive rate."""
 LARGEST_NEWTON_STEP = 0.7
 """Largest Newton step of log c, and of x, the logarithm of the parameter, in `solve`."""
 LARGEST_SECANT_STEP = 0.3

@@ -36,7 +36,7 @@ VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
     "logaddexp": (np.logaddexp, COMPOUND_UNITS),
     "erfc": (lambda x: erfc(np, x), SIMPLE_UNITS),
 }
-"""Each function as kernels call it, and the error that is allowed for it, in units of 2^-53 (`units_of`)."""
+"""Maps a name to a function as kernels call it and its allowed error in units of 2^-53. `units_of` raises some."""
 ROTATION = 4096
 """Length of the FFT that is checked."""
 

@@ -18,19 +18,19 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, namespace
 
 REACH = 38.0
-"""The grid spans this many standard deviations about each mode of the P-density. A tail beyond has a mass of at most
-2.9e-316, less than underflow may lose."""
+"""The grid spans this many standard deviations on either side of each mode of the P-density. The mass of a tail beyond
+the grid is at most 2.9e-316, less than what underflow may lose anyway."""
 PANELS = 4096
-"""Number of quadrature panels about the modes. The lattice's nodes divide the panels further. Quadrature
-errors are then below rounding errors."""
+"""Number of quadrature panels about the modes, before the lattice's nodes divide the panels further. With this number,
+quadrature errors are below rounding errors."""
 QUADRATURE_ORDER = 5
 """Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2
-"""Number of Gauss-Legendre points on a narrow panel. There two points suffice: their error is below rounding errors."""
+"""Number of Gauss-Legendre points on a narrow panel, where the error of two points is already below rounding errors."""
 LONG = 2**18
-"""On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels, which halves the time."""
+"""On lattices of at least this many nodes, NumPy uses NARROW_ORDER for narrow panels. This halves the time."""
 LARGEST_ETA = 0.1
-"""Where a panel's quadrature may have this relative error or more, a bound of the panel's mass goes to one node."""
+"""If a panel's quadrature may be off by this share or more, a bound of the panel's mass goes to one node instead."""
 FFT_CONSTANT = 8.0
 """The error of an FFT, in roundoffs, is at most this times log2 of its length. Higham's constant is 7."""
 ROUNDED_UP = 1.001

@@ -30,7 +30,7 @@ LARGEST_STEP = 3.0
 Cumulants: TypeAlias = Callable[[Array], tuple[Array, Array, Array]]
 """Maps an abscissa c to K(c), K'(c) and K''(c)."""
 TAIL_NATS = 42.0
-"""Outside the quadrature range lies at most a share e^-42 = 6e-19 of a Gaussian's mass, far below rounding errors."""
+"""The quadrature range leaves out at most a share e^-42 = 6e-19 of a Gaussian's mass, far below rounding errors."""
 
 
 class LossLaw(NamedTuple):
@@ -52,7 +52,7 @@ class LossLaw(NamedTuple):
 
 
 OWN_AXES = LossLaw(0, 0, 1, 1, 1, 1, 1, 2, 2, 1)
-"""Number of own axes of each field. All axes before these are batch axes."""
+"""Number of axes of each field of `LossLaw` after its batch axes."""
 
 
 class Tilted(NamedTuple):

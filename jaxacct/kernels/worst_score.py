@@ -27,7 +27,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, namespace, repeat
 
 CELLS = 16384
-"""Number of cells of a trade-off curve."""
+"""Number of cells of each polygon that bounds a trade-off curve. A polygon is straight on a cell."""
 
 
 class Resolution(NamedTuple):
@@ -41,7 +41,7 @@ class Resolution(NamedTuple):
 
 
 GLANCE = Resolution(24, 4, 64, 16, (24, 64))
-"""The coarsest resolution. It decides whether a second direction can leak more than the first."""
+"""The coarsest resolution. It serves to decide whether the second direction can leak more than the first direction."""
 QUICK = Resolution(36, 6, 80, 24, (36, 96))
 """The usual resolution of the first evaluation. The resolutions below take longer and give narrower brackets."""
 STEADY = Resolution(60, 6, 120, 32, (36, 96))
@@ -49,9 +49,9 @@ STEADY = Resolution(60, 6, 120, 32, (36, 96))
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
 """The resolution for brackets that STEADY leaves too wide, and for a delta that is evaluated only once."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
-"""The resolution for brackets that MIDDLE leaves too wide. For the narrowest brackets it follows QUICK directly."""
+"""The resolution for brackets that MIDDLE leaves too wide. If the narrowest brackets are wanted, FINE follows QUICK."""
 FINEST = FINE._replace(sketch=(144, 192))
-"""The resolution for very narrow brackets. Its finer sketch shows changes of the best order that FINE misses."""
+"""The last resolution, for very narrow brackets. Its finer sketch shows changes of the best order that FINE misses."""
 MASS_ERROR = 16.0 * ROUNDOFF
 """Upper bound of the absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12

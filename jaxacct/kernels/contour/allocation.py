@@ -24,7 +24,7 @@ from jaxacct.kernels.contour.allocation_law import Cells, Cuts, Line, Powers, Wi
 from jaxacct.kernels.contour.core import log_geometric
 
 STEEPEST = 9.0
-"""Largest Im u of the path of integration at the centre of the window, in widths of the window."""
+"""Cap on Im u of the path of integration at the centre of a window, in widths of the window."""
 MOST_NODES = 6_000
 """Largest number of nodes of a contour."""
 Some = TypeVar("Some")
@@ -33,18 +33,18 @@ COARSE = 160
 TOLERANCE = 1e-10
 """Default size of the terms that are cut off, relative to the value of the integral."""
 MANY = 250
-"""There are two ways to place a contour: with the bulk (slots with a small X) apart from the jumps (slots with a large
-X), or with all slots together. If the first way that is tried takes more nodes than MANY, the other is tried as
-well."""
+"""A contour may be placed in two ways: with the bulk (slots with a small X) apart from the jumps (slots with a large
+X), or with all slots together. If the first way takes more nodes than MANY, the second way is tried as well."""
 ILL = 6.0
-"""The other placement is also tried if the first loses this many nats to cancellation (`Place.digits`)."""
+"""The second way (`MANY`) is also tried if the first way loses this many nats to cancellation (`Place.digits`)."""
 LOW_BLUR = 0.08
 """Width, in log X, of the smooth window between the bulk (smaller X) and the jumps (larger X)."""
 LOW_SHARE = 0.5
-"""The bulk of E(S - k)_+ ends at X/t = LOW_SHARE (k - 1), where k - 1 is the distance of k from the mean of S. A jump
-leaves less than half of k - 1 to the other slots. So neither the bulk's contour nor the jumps' loses many digits."""
+"""For E(S - k)_+ the bulk consists of slots with X/t below about LOW_SHARE (k - 1). Since S has the mean 1, S exceeds k
+if it rises by more than k - 1. One jump brings at least half of this rise. So neither the bulk's nor the jumps' contour
+loses many digits."""
 BULK_END = 9.0
-"""If the bulk has a contour of its own, the law of a slot's u ends there at `low + BULK_END * low_blur`."""
+"""A contour of the bulk alone has a grid in u up to this many window widths above `low`. The window is 1e-19 there."""
 
 
 class Place(NamedTuple):
@@ -426,18 +426,20 @@ def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, si
 
 
 READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
-"""A pair for each of three turns: how many losses may share a contour, and their largest distance. Later turns take the
-losses whose brackets are still too wide."""
+"""A pair for each of three turns: the largest number of losses that share a contour, and the largest distance between
+them, in log(e^|loss| - 1 + 3 d), where d is the standard deviation of one round's loss. A later turn takes the losses
+whose brackets are still too wide."""
 CUT_OFF = 5e-3, 1e-3
-"""The tolerance (`place`) of a contour in the first and in later turns, as a share of the wanted relative width."""
+"""Tolerance of a contour in the first turn and in later turns, divided by the wanted relative width of its brackets."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
-"""Pairs (log of a delta, wanted relative width of brackets above this delta); a wider bracket gets another contour.
-Narrower brackets would be of little use, since the chords between losses overstate delta by larger shares: a few 1e-4
-for the largest deltas, on which compositions mostly depend, and a few hundredths in the tail."""
+"""Pairs (x, w). A bracket of delta takes w from the first pair with x < log delta. If the bracket's relative width
+exceeds w, the bracket gets another contour. Smaller w would be of little use, since the chords between losses overstate
+delta by larger shares: by a few 1e-4 for the largest deltas, on which compositions mostly depend, and by a few
+hundredths in the tail."""
 LONG = 1000
-"""A wide bracket from a contour of more nodes than this gets no second contour, which would be slow and gain little."""
+"""Wide brackets of a contour with more nodes than this get no second contour, which would be slow and gain little."""
 VERY_LONG = 1500
-"""A contour with more nodes than this may take up to a second."""
+"""A contour with more nodes than this may take up to a second. `most_long` limits the number of such contours."""
 KNOWN = 0.3
 """If a bracket of delta has at most this relative width, its estimate is the guess for the next contour."""
 LAST_LOG_DELTA = -69.0
@@ -445,20 +447,20 @@ LAST_LOG_DELTA = -69.0
 LARGEST_LOSS = 600.0
 """Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
-"""Near 0, a profile's losses have a normal density, BULK_SPREAD times as wide as the law of one round's loss. The best
-density is about the cube root of that law's density, so it is sqrt(3) times as wide."""
+"""Near 0, a profile's losses have a normal density, BULK_SPREAD times as wide as the density of one round's loss. The
+best density is about the cube root of the loss's density, and so sqrt(3) times as wide as the loss's density."""
 DENSE = 4.0
-"""Factor on the number of losses beyond the bulk in a dense profile, whose far tail is as dense as the rest."""
+"""Factor on the number of losses beyond the bulk in a dense profile. There the far tail is as dense as the rest."""
 LEAST_GAP = 1e-7
 """Smallest distance of losses, in units of the larger of 1e-3 and the standard deviation of one round's loss."""
 LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
-"""The guess of a profile is evaluated on two grids, each with this many losses."""
+"""`losses_for` evaluates a guess of delta on two grids of losses. Each grid has this many losses."""
 CELLS = 48
 """Number of cells of the grid of `put_below`."""
 REACH = 8.6
-"""Distance from the mode of u's law to either end of the cells, in standard deviations. The mass beyond is bounded."""
+"""Standard deviations from the mode of u's law to either end of the cells. The mass beyond is only bounded."""
 
 
 class Contour(NamedTuple):

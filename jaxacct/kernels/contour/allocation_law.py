@@ -22,7 +22,7 @@ _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
 """Sizes rho of the Bernstein ellipses that are tried for every panel. The best one bounds the panel's error."""
 ROOM = 6.3
-"""A slot whose output u is below `Windows.high` - ROOM * `Windows.high_blur` hardly ever counts as far."""
+"""Outputs u below `Windows.high` - ROOM * `Windows.high_blur` count as far with a weight below Phi(-6.3) = 1.5e-10."""
 SMALLEST = 1e-290
 """Masses and likelihood ratios below this number may have lost digits to underflow."""
 LARGEST_LOG = 600.0

@@ -25,33 +25,32 @@ from jaxacct.kernels.arrays import Array, log_ndtr
 RIGHT = 0.5 * np.pi
 """A right angle, in radians."""
 SAME = 4.0 * ROUNDOFF
-"""If the squares of two coefficients differ by at most this relative amount, they are made equal."""
+"""If the squares of `second` of neighbouring bins differ by at most this relative amount, they are made equal."""
 RAISED = 8.0 * ROUNDOFF
-"""Variances are multiplied by 1 + RAISED, so that coefficients exist in spite of rounding errors."""
+"""Variances get the factor 1 + RAISED. Without it, rounding errors might leave no coefficients with these variances."""
 ALIKE = 64
-"""Bins share bounds of errors if their coefficients differ by at most 1/ALIKE of the largest coefficient."""
+"""Bins get the same error bounds if their coefficients differ by at most 1/ALIKE of the largest coefficient."""
 ROUGHLY = 4
-"""Like `ALIKE`, but for bounds that are only estimates. It divides the bins into fewer groups."""
+"""Takes the place of `ALIKE` where error bounds are only estimated. The bins then form fewer groups."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
-"""Values u that are tried in the bound E e^{-xX} >= Phi(u) e^{-x X(u)}, where log X is normal. X(u) is the value of X
-where log X lies u standard deviations above its mean."""
+"""Values of u in the bound E e^{-xX} >= Phi(u) e^{-x X(u)}, whose best value is used. log X is normal, and X(u) is the
+value of X where log X lies u standard deviations above its mean."""
 SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0))
-"""Pairs (bend, scale/c) of the lines that are tried; `Line` defines bend, scale and c."""
+"""Pairs (bend, scale/c), one for each shape of line that is tried. `Line` defines bend, scale and c."""
 CELLS = 200
 """Number of cells into which a line is divided, to bound an integral along it."""
 BOX, MOST_BOXES = 0.6, 36
-"""The nodes of a normal are grouped into at most MOST_BOXES boxes. log X grows by BOX over one box, or by more if boxes
-of this size would be too many."""
+"""The nodes of a lattice are grouped into boxes. log X grows by about BOX over one box, or by more if boxes of that
+size would be more than MOST_BOXES."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
-"""Pairs of numbers, one pair for each path that is tried. The first number is the path's shift as a share of the
-largest shift. The second is the value of |z| X/b where the path's window begins; 0 means no window, but the same shift
-everywhere."""
+"""Pairs (share, begin), one for each path that is tried. The path's shift is this share of the largest shift. The
+path's window begins where |z| X/b = begin. If begin is 0, there is no window, and the shift is the same everywhere."""
 NEARLY = 0.2
-"""Where no lattice reaches the wanted accuracy, an error of up to e^NEARLY times the least possible error suffices."""
+"""If no lattice reaches the wanted accuracy, an error of up to e^NEARLY times the least possible error is accepted."""
 GROUPS = 16
-"""Approximate number of wedges into which the nodes of a line are divided."""
+"""Approximate number of groups (`Wedge`) into which the points of a line are divided. A group has one error bound."""
 REACH = 7.0, 9.0
-"""Smallest and largest reach of a lattice, which is its largest node, in standard deviations of a normal."""
+"""Smallest and largest reach of a lattice. The reach is the largest node, in standard deviations of a normal."""
 LATTICES = 13
 """Number of lattices that are tried for a line."""
 BLOCK = 12
@@ -59,17 +58,17 @@ BLOCK = 12
 ROWS = 40
 """Number of rows of a matrix product that are computed at a time, since they fit into a processor's cache."""
 LEAST = -200.0
-"""Exponents with a smaller real part are raised to this, so that no product is subnormal."""
+"""Real parts of exponents are raised to at least this number, so that no product falls below float64's normal range."""
 MOST_WORK = 3e10
 """Largest number of multiplications for one contour. All contours of one call together may take 1.5 times as many."""
 PLACING = 5e8
-"""Number of multiplications that a call's work limit counts for placing one contour."""
+"""Placing one contour counts as this many multiplications against the work limit of a call."""
 MOST_HALF, MOST_NODES = 400, 1500
-"""MOST_HALF is the largest `half` of a `Lattice`, and MOST_NODES the largest number of nodes on a line."""
+"""`half` of a `Lattice` is less than MOST_HALF. A line has at most about MOST_NODES nodes."""
 SIZES = 1e-6, 20.0
 """Smallest and largest standard deviation of a bin's normal for which contours are tried."""
 MOST_TURN = 3.0
-"""Largest imaginary shift that is tried for the path of a normal variable, in standard deviations."""
+"""Largest imaginary shift of the path of a normal variable, in standard deviations."""
 ABSOLUTE = 3e-15
 """In float64 E(k - S)_+ has an error of about ABSOLUTE times k, for k >= 1. Contours do not aim far below that."""
 
@@ -78,9 +77,9 @@ class Kind(NamedTuple):
     """The smallest and the largest coefficients and variances in one group of similar bins j."""
 
     first: tuple[float, float]
-    """(smallest, largest) coefficient of y_j in G_j."""
+    """(smallest, largest) coefficient of the standard normal y_j in G_j, the normal of bin j."""
     second: tuple[float, float]
-    """(smallest, largest) coefficient of y_{j+1} in G_j."""
+    """(smallest, largest) coefficient of the next standard normal, y_{j+1}, in G_j."""
     variance: tuple[float, float]
     """(smallest, largest) variance of G_j."""
     many: int
@@ -547,7 +546,7 @@ class Cells(NamedTuple):
     real: np.ndarray
     """(J,) largest Re z on each part."""
     log: np.ndarray
-    """(J,) log of the bound of each part, without the factor e^{k real}."""
+    """(J,) log of a bound of the integral over each part, without the factor e^{k real}. `real` is the field above."""
 
     def log_sum(self, k: Array) -> Array:
         return np.logaddexp.reduce(self.log + np.asarray(k)[..., None] * self.real, axis=-1)
@@ -593,11 +592,12 @@ class Contour(NamedTuple):
     error: np.ndarray
     """(N,) bounds of the errors of `value`."""
     strips: tuple[Cells, ...]
-    """Bounds of the integral along each of the two edges of the strip about the line."""
+    """Bounds of the integral along the upper and the lower edge of a strip around the line."""
     log_strip: float
-    """log of 1/(e^{2 pi d/h} - 1): d is the distance from the line to an edge of the strip, and h the step."""
+    """log of 1/(e^{2 pi d/h} - 1), the factor of `strips` in the bound of the trapezoid rule's error. d is the distance
+    from the line to an edge of the strip, and h the step."""
     beyond: Cells
-    """Bound of the integral beyond the last point."""
+    """Bound of the part of the integral beyond the last point of the line."""
 
     def put(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return E(k - S)_+ and a bound of the error, for k of any shape."""

@@ -15,17 +15,17 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, pick, powers, repeat, sum_depth
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
-"""Abscissae c that are tried, as multiples of the saddle point. The multiples up to 1 are tried for the contour, and
-all multiples for Chernoff's bounds of the images at larger eps."""
+"""Abscissae c that are tried, as multiples of the saddle point. The contour's abscissa is one of the multiples up to 1.
+Chernoff's bounds of the images, which are integrals at larger eps, are tried at all multiples."""
 LEAST_VALUE = 1e-300
-"""Smallest number whose logarithm is taken. A lower bound of delta that is below it is not used."""
+"""Numbers are raised to at least this before a logarithm is taken. A contour's lower end below this is not used."""
 SUM_OUTWARD = 1.0000001
 """Factor that covers the rounding of a sum of error bounds."""
 NEWTON_STEPS = 6
-"""Number of Newton steps that solve for eps on a contour. They start at the eps of the saddle point."""
+"""Number of Newton steps that solve for eps on a contour. The first step starts at the eps of the saddle point."""
 MARGIN = 1.02
-"""Factor on the distance from the estimate of eps to either bound of eps. It covers the change of delta's slope over
-this distance."""
+"""The bounds of eps lie MARGIN times (error of log delta)/|slope of log delta| from the estimate of eps. MARGIN exceeds
+1, since the slope changes over this distance."""
 
 
 class Bracketed(NamedTuple):

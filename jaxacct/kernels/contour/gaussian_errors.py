@@ -15,19 +15,20 @@ from jaxacct.kernels.contour.core import log_kappa
 from jaxacct.kernels.law import LossLaw, Tilted, finite_weights, laplace_log_m, log_mix, tilted_gaussian
 
 LEVELS = 20
-"""Number of level sets about each mode. More would narrow the bound by little."""
+"""Number of level sets about each mode of a density. More level sets would narrow the bound by little."""
 ROUNDED_DOWN = 0.999
-"""Factor that rounds the masses of level sets down."""
+"""Factor on the masses of level sets. It makes them lower bounds although the heights have errors of up to 2.5e-4."""
 FIRST_SIDE_LOBE = 0.217235
-"""The supremum, rounded up, of |sin y / y| for y > pi, where pi is the first zero."""
+"""Largest |sin y / y| for y > pi, which is the first zero of sin y / y. The number is rounded up."""
 FINITE_LOSS_ERROR = 1e-26
-"""Largest absolute error of a loss of a finite law, besides a relative error of 16 roundoffs (mechanisms/README.md)."""
+"""Absolute error allowed for a loss of a finite law, plus a relative error of 16 roundoffs (mechanisms/README.md)."""
 LOG_MIX_UNITS = 18.0
-"""Relative error of log mix for an exact y, in roundoffs (kernels/README.md, section 4)."""
+"""Relative error of log mix, in roundoffs, if y is exact in mix = 1 - q + q e^y (kernels/README.md, section 4)."""
 TALLEST_LINE = 12.0
 """Largest imaginary part of u on a shifted line of integration."""
 LARGEST_DOUBT = 0.1
-"""Largest error of a weight's logarithm for which first-order bounds are used. Above it, nothing is certified."""
+"""First-order error bounds are used only if every weight's logarithm is off by less than this. Otherwise bounds are
+cruder, or nothing is certified."""
 ROUNDED_UP = 1.001
 """Factor on an error bound that covers the rounding of the bound itself."""
 

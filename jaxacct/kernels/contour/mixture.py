@@ -25,11 +25,12 @@ from jaxacct.kernels.contour.core import Nodes, log_kappa
 from jaxacct.kernels.contour.gaussian_errors import sinc_envelope
 
 SMALL_LOSSES = 30.0
-"""Largest exponent y of a term w e^y of mix for which mix - 1 is computed as a sum of w expm1(y)."""
+"""If every y in mix = sum of w e^y is at most this, mix - 1 is computed as the sum of w expm1(y). This sum keeps its
+digits where mix is near 1."""
 BLOCK = 16
 """Number of values of t for which bounds are evaluated at a time."""
 HEIGHT_SHARE = 0.998
-"""Factor on the heights of the loss's density. It covers rounding errors of the heights and of the density's scale."""
+"""Factor on a lower bound of the loss's density. It covers rounding errors and a total mass that is only near 1."""
 LOG_TOLERANCE = float(np.log(1e-9))
 """Logarithm of the wanted size, relative to delta, of the periodic images (core.py) and of the cut terms."""
 LARGEST_CANCELLATION = 3.0

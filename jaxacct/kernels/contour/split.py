@@ -44,7 +44,7 @@ SPARE_NATS = 2.0
 PLACEMENT_POINTS = 128
 """Number of quadrature points for placing the contour."""
 SCAN = np.geomspace(0.04, 6.0, 7)
-"""Abscissae at which the search for the saddle point may start, as multiples of log(1/delta) over `scale_of`."""
+"""Abscissae at which the search for the saddle point may start, in units of log(1/delta) divided by `scale_of`."""
 CUTS = np.ceil(np.geomspace(8.0, 4096.0, 19))
 """Numbers of contour nodes that are tried. Each is about sqrt(2) times the one before."""
 
@@ -263,13 +263,14 @@ def estimate(integrand: Integrand, epsilon: Array) -> tuple[Array, Array]:
 LEAST_LOG_SCALE = -690.0
 """Smallest logarithm of Z = e^{K(c) - c eps} that is exponentiated: e^-690 is still a normal number."""
 BELIEVED = 1e6
-"""The `trust` (`Start`) of a value that a program with fewer nodes has found but not certified."""
+"""Value of `Start.trust` for a starting value that a program with fewer nodes has found but not certified."""
 LARGEST_MOVE = 2.5
 """Largest factor by which eps moves on one contour, whose brackets are narrow only near the eps it was placed for."""
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
-"""Smallest and largest eps that the search may return."""
+"""Smallest and largest eps at which the search for eps may start, if it starts at the saddle point approximation."""
 MARGIN = 1.05
-"""Factor on the distance of a bound of eps from the estimate, for the change of delta's slope over this distance."""
+"""The bounds of eps lie MARGIN times (error of log delta)/|slope of log delta| from the estimate of eps. MARGIN exceeds
+1, since the slope changes over this distance."""
 
 
 class Start(NamedTuple):

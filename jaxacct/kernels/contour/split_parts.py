@@ -45,7 +45,7 @@ from jaxacct.kernels.contour.gaussian_errors import ROUNDED_UP, TALLEST_LINE
 from jaxacct.kernels.law import TAIL_NATS, LossLaw, Tilted, log_mix, quadrature_range
 
 LARGEST_TURN_SHARE = 0.85
-"""Largest share of a grid's points that serves to follow the turns of e^{itL}. The other points resolve the windows."""
+"""Largest share of a grid's points that follow the turns of e^{itL} (L: the loss). The others resolve the windows."""
 NO_WINDOW = 1e9
 """Centre, in u, of a window that cuts nothing off: every outcome lies below this centre."""
 
@@ -278,18 +278,18 @@ def place_of(sigma: Array, q: Array, loss: Array) -> Array:
 USELESS = 1e30
 """An error bound so large that nothing is certified.
 
-It is finite, since it may be multiplied by a weight of zero. The jumps have such a weight if keep_bulk = 1 and low =
+It is finite, since it may be multiplied by a weight of zero. The weight of the jumps is zero if keep_bulk = 1 and low =
 NO_WINDOW."""
 STAIRS = 12.0
-"""Number of stairs of the step function that bounds the integrand along either side of the shifted path."""
+"""A side joins the shifted line to the real axis. A step function with this many stairs bounds the integrand there."""
 STRIP_SHARE = 0.97
-"""Largest height of a shifted line, as a share of pi sigma, which is half the width of the strip of analyticity."""
+"""Largest height of a shifted line, as a share of pi sigma. The integrand is analytic where |Im u| < pi sigma."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""Largest total length of the two sides that join the shifted line to the axis.  The integral
-along both sides is at most this length times a bound of the integrand.
+"""Largest total length of the two sides that join the shifted line to the real axis. The integral along both sides is
+at most this length times a bound of the integrand.
 
 On the sides the kernel in the trapezoid rule's error is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section
-6)."""
+6). The factor 1.41 occurs only where sigma is of the order of the step h, and there the sides are shorter."""
 
 
 def in_front(values: Sequence[float] | np.ndarray, ndim: int) -> np.ndarray:

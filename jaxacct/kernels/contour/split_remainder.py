@@ -30,13 +30,13 @@ from jaxacct.kernels.contour.split_parts import (
 from jaxacct.kernels.law import LossLaw, log_mix
 
 FAR_LOSSES = np.geomspace(0.05, 100.0, 24)
-"""Losses above max(eps, 0), in units of `scale_of`. The far window is tried two widths above the u of each loss."""
+"""Losses less max(eps, 0), in units of `scale_of`. A far window is tried two window widths above the u of each loss."""
 BULK_END = 13.0
-"""A bulk step's law is cut off this many window widths above the low window's centre. Bounds include the cut mass."""
+"""A bulk step's law is cut off this many window widths above the low window's centre. Bounds cover the lost mass."""
 LARGEST_EXPONENT = 600.0
-"""Largest eps whose exponential is computed: e^600 is far below the largest float64."""
+"""eps and 1/sigma^2 are capped at this before they are exponentiated: e^600 is far below the largest float64."""
 LARGEST_MOMENT = 1e200
-"""A moment larger than this gives no useful bound; the bound is then inf."""
+"""A moment larger than this gives no useful bound. In its place the bound is inf."""
 FAR_ROUNDING = 1e-11
 """Relative rounding error allowed for `FarMasses`. The few operations that compute them cause far less."""
 OUTWARD = 1.000001
