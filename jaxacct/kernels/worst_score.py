@@ -55,11 +55,11 @@ FINEST = FINE._replace(sketch=(144, 192))
 MASS_ERROR = 16.0 * ROUNDOFF
 """Upper bound of the absolute error of a difference of two masses."""
 SLOPE_ERROR = 4e-12
-"""Upper bound of the relative error of phi'."""
+"""Upper bound of the relative error of a computed phi'. phi is the generating function of K."""
 LEAST_SLOPE = 1e-300
-"""phi' rounded up is at least this, since a smaller phi' may have underflowed in float64."""
+"""Rounding up raises phi' to at least this number, since a smaller phi' may have underflowed in float64."""
 LARGEST_FALL = 4.0
-"""Cap, in nats, on the change of the curve's log slope from row to row, and of log phi' from column to column."""
+"""Cap, in nats, on two changes: of the curve's log slope from row to row, and of log phi' from column to column."""
 
 
 class Repetitions(Protocol):
@@ -250,9 +250,9 @@ def _between(x: Array, at: Array, values: Array) -> Array:
 SUM_ROUNDING = 1e-9
 """Relative error allowed for a sum of positive terms. The error of a sum of thousands of terms is far below it."""
 WINDOW_MARGIN = 2
-"""A window reaches this many shared columns beyond the w at which the rows of its group have their maximum."""
+"""A window of finer columns covers the columns where a group's rows leak most, and this many columns on each side."""
 OUTWARD = 1e-12
-"""Upper bound of the rounding error of a few operations, relative in delta and absolute in eps."""
+"""Bounds of delta move outward by this share of delta, and bounds of eps by this amount, to allow for rounding."""
 
 
 class Order(NamedTuple):

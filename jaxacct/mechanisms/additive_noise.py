@@ -24,8 +24,8 @@ from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Noise on the integers with up to this many outcomes has a loss for each; the lattice's work grows with their number.
-With more outcomes the discrete Gaussian's outcomes are grouped, and the discrete Laplace mechanism is refused."""
+"""Up to this many outcomes of integer noise get a loss each. The lattice engine's work grows with the number of losses.
+If there are more outcomes, the discrete Gaussian groups them, and the discrete Laplace mechanism is refused."""
 MOST_GROUPED_OUTCOMES = 2**21
 """Largest number of outcomes of the discrete Gaussian; all of them are held in memory at once."""
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)

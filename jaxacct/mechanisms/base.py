@@ -21,11 +21,11 @@ from jaxacct.core import markup
 from jaxacct.core.validation import RELATIONS, Constraint, InputError, Tracer, broadcast_shape, check, shown, with_hints
 
 MOST_NUMBERS = 8
-"""An expression shows all numbers of an array with up to this many, and only the first ones of a longer array."""
+"""`expression` shows only this many numbers of a longer array."""
 DIRECTIONS = ("remove", "add")
 """Directions of a dominating pair (P, Q): P is the law with the record ("remove") or without the record ("add")."""
 SENSITIVITY = {"add_or_remove_one": 1.0, "add_one": 1.0, "remove_one": 1.0, "replace_one": 2.0, "zero_out": 1.0}
-"""Largest move of the statistic by a record, under each relation, in units of the add/remove sensitivity."""
+"""For each relation, how far one record can move the statistic, as a multiple of the distance under add/remove."""
 M = TypeVar("M")
 
 
@@ -87,13 +87,13 @@ class Mechanism(ABC):
 
     constraints: ClassVar[Mapping[str, Constraint]] = {}
     vectors: ClassVar[tuple[str, ...]] = ()
-    """Numeric fields whose last axis belongs to one configuration; the axes before it are the batch."""
+    """Names of numeric fields that hold a vector for each configuration. The axes before the last one are the batch."""
     exact_pair: ClassVar[bool] = False
-    """Whether neighbouring data sets are proved to attain the pair of `expand`; if not, answers are of kind "bound"."""
+    """True if neighbouring data sets provably attain the pair of `expand`. If False, answers are of kind "bound"."""
     replaced_apart: ClassVar[bool] = False
-    """Whether no pair is known for a replaced record; a bound then removes the record and adds another one."""
+    """True if no pair is known for a replaced record. A bound then counts one removal and one addition."""
     follows_relation: ClassVar[bool] = False
-    """Whether the pair is derived for each relation; if not, it may be a guarantee that was stated for one relation."""
+    """True if the pair is derived for each relation. If False, a guarantee for one relation may have given it."""
 
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):
@@ -213,7 +213,7 @@ class BaseMechanism(Mechanism):
     """
 
     finite: ClassVar[bool] = True
-    """Whether ``finite_pair`` returns the mechanism's own pair; otherwise it returns one that dominates this pair."""
+    """True if ``finite_pair`` returns the mechanism's own pair. If False, the returned pair only dominates it."""
 
     @abstractmethod
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:

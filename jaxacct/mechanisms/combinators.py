@@ -32,7 +32,7 @@ from jaxacct.mechanisms.profile import either_order
 from jaxacct.mechanisms.sampled_batches import PoissonSampled
 
 MOST_DIGITS = 2**20
-"""Largest number of binary digits of an exact mass at infinity; a float64 to the power 20,000 has about as many."""
+"""Largest number of binary digits of an exact mass at infinity. A float64 to the power 20,000 has about this many."""
 
 
 @register

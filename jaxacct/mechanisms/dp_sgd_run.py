@@ -42,7 +42,7 @@ from jaxacct.mechanisms.shuffled_batches import ShuffledBatches
 NUMBERS: dict[str, Constraint] = {"dataset_size": COUNT, "batch_size": POSITIVE, "slots": COUNT, "epochs": POSITIVE}
 NUMBERS |= {"noise_multiplier": NOISE, "sampling_probability": PROBABILITY, "steps": COUNT}
 NUMBERS |= dict.fromkeys(("cap", "bands", "groups", "group"), COUNT)
-"""Numbers that describe a run, with the values that they may take; `sampling` names the batch rule."""
+"""Names of the numbers that describe a run, each with the values that the number may take."""
 RATES = ("sampling_probability", "batch_size", "slots")
 """Numbers that give the batch size. A run has exactly one of them; `batch_size` also needs `dataset_size`."""
 LENGTHS = ("steps", "epochs")
@@ -50,11 +50,11 @@ LENGTHS = ("steps", "epochs")
 OF_RULES = ("slots", "cap", "bands", "groups")
 """Numbers that only some batch rules take."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
-"""Maps "sampling_probability" and "steps" each to the names of the numbers from which it may be computed."""
+"""For "sampling_probability" and for "steps": the numbers of which a run may give one instead."""
 NOISE_RANGE = (0.1, 1e6)
 """Smallest and largest noise multiplier that searches try."""
 ROUNDING = 1e-15
-"""Relative error that a quotient may have; rounding a quotient to a whole number of steps allows for it."""
+"""Relative error of a quotient that is allowed for when the quotient is rounded to whole steps or batches."""
 
 
 @with_hints
@@ -332,7 +332,7 @@ MEANING = {
     "batch_size": "the number of draws of a step",
     "bands": "the number of steps that share noise",
 }
-"""Meaning of the numbers that a rule may need, for the message that a number is missing."""
+"""For each number that a batch rule may need, the words of the error message that the number is missing."""
 
 
 def _plain(value: Any) -> float | np.ndarray:
@@ -371,6 +371,6 @@ RULES = {
 SAME = {"fixed_batches": "shuffled"}
 """Other names of batch rules, each with the name in `RULES`."""
 OTHER_RULES = {"balls_in_bins": "ja.BallsInBins(ja.Gaussian(noise_multiplier), slots, epochs)"}
-"""Batch rules whose runs are not one repeated step, each with the mechanism that accounts for the run."""
+"""Batch rules that `dp_sgd` refuses, since a run does not repeat one step. Each has the mechanism to use instead."""
 SAMPLING = tuple(RULES)
 """Names of the batch rules."""

@@ -22,12 +22,12 @@ LOSS_OF_PRESENCE = ("add_or_remove_one", "add_one", "remove_one")
 MOST_TERMS = 20_000
 """Largest number of values that the law of a count may have, such as the number of group records in a batch."""
 LEAST = Decimal("1e-300")
-"""Values of a count may be left out if their probabilities sum to at most this. Bounds of delta allow for this sum."""
+"""The largest values of a count are left out if their probability is at most this. Bounds of delta allow for this."""
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
-"""Numbers of quantiles within 9 sigma of the range of the means, and in each tail from 9 to 37 sigma; the mass beyond
-37 sigma is 6e-300. With so many quantiles the pairs add about 1e-4 to epsilon."""
+"""Numbers of points at which Gaussian tails are evaluated: within 9 sigma of the range of the means, and in each tail
+from 9 to 37 sigma. The mass beyond 37 sigma is 6e-300. Pairs from so many points add about 1e-4 to epsilon."""
 LEAST_RELATIVE_GAP = 1e-7
-"""Smallest gap of two points of a profile, divided by the largest shift; slopes between nearer points lose digits."""
+"""Smallest gap between two eps of a profile, as a share of the largest shift. Slopes over smaller gaps lose digits."""
 Points = tuple[np.ndarray, np.ndarray]
 
 

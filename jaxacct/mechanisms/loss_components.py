@@ -26,10 +26,10 @@ from jaxacct.mechanisms.finite import sample_pair
 LEAST_SQUARE = 1e-280
 """Smallest sum of squares that is used. A smaller sum may have lost digits to underflow, and its inverse may be inf."""
 TOO_MANY = "must be <= 2**53; so many are not accounted for", "{:.6g}".format
-"""Message that refuses a number of steps, and the function that writes this number."""
+"""For `refuse_where`: the words that refuse a number of steps, and the function that formats the number."""
 LARGEST_GAP = 1e-3
-"""If the masses of a finite law add up to less than 1 by this much, the part may reveal everything. If those of a law
-for lower ends add up to more than 1 by this much, the part releases nothing."""
+"""The masses of a finite law should sum to 1, up to this error. A law with a smaller sum is replaced by one that
+reveals everything. A law for lower ends with a larger sum is replaced by one that releases nothing."""
 
 
 class Components(NamedTuple):

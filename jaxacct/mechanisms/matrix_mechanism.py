@@ -27,9 +27,9 @@ from jaxacct.strategies.strategy import BallsInBins, CyclicPoisson, FixedEpochs,
 SAME = 1e-12
 """The norms of two columns count as equal up to this relative difference."""
 SMALLEST = 1e-200
-"""Smallest variance allowed for the normal variable of a bin; the largest one is 1/SMALLEST."""
+"""Each bin of a likelihood ratio has a normal variable. The variable's variance must be from SMALLEST to 1/SMALLEST."""
 KEPT = 64
-"""Number of runs whose coefficients and contours are cached."""
+"""Number of runs whose contours are cached, and number of runs whose profiles are cached."""
 
 
 @register

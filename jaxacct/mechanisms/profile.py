@@ -21,7 +21,7 @@ LEAST_GAP = 1e-9
 FAR_LOSS = 1e300
 """Losses from here on count as infinite."""
 MASS_ROUNDING_UNITS = 8.0
-"""Number of roundoffs by which `pair_of_profile` raises each of the two terms of a mass."""
+"""Relative error, in units of ROUNDOFF, of each of a mass's two terms. `pair_of_profile` adds both to the mass."""
 
 
 @register

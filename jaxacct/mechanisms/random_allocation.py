@@ -52,20 +52,20 @@ from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_abov
 FINITE_BASES = (RandomizedResponse, PureDP, ApproximateDP, FiniteOutput)
 """Base mechanisms whose outputs' probabilities are known exactly."""
 MOST_EPSILON = 1e15
-"""Largest epsilon of a base with finitely many outputs: e^epsilon is a Decimal, whose exponents end at 1e18."""
+"""Largest epsilon of a base with finitely many outputs. e^epsilon is a Decimal, whose exponent is at most 1e18."""
 MOST_ATOMS = 20_000
-"""Largest number of possible vectors of counts, which say how many slots have each output. Each vector has one loss."""
+"""Largest number of losses of a round. Each vector of counts (how many slots have each output) has one loss."""
 LEAST_MASS = 1e-290
 """Smallest mass, near the smallest float64, that a law for lower ends keeps; laws for upper ends keep all masses."""
 FAR = 37.0
-"""At the loss mu (mu/2 + FAR), delta of a Gaussian of sensitivity mu is some 1e-300."""
+"""Far profiles end at the loss mu (mu/2 + FAR). There delta of a Gaussian of sensitivity mu is about 1e-300."""
 KEPT = 1024
 """Number of rounds whose profiles and pairs are cached; each takes some 40 kB."""
 Made = TypeVar("Made")
 Profiles = tuple[BracketedProfile, BracketedProfile]
-"""Profiles of one round in both directions."""
+"""Profiles of one round in the directions (remove, add)."""
 Losses = Literal["usual", "dense", "far"]
-"""Set of losses for a round's profile: "usual"; "dense" if the bracket is wide; "far" if its upper end is infinite."""
+"""Names a grid of losses. "dense" has more losses, for wide brackets. "far" has larger ones, for infinite brackets."""
 _KEPT: dict[tuple[float, float, Losses], Profiles] = {}
 _LOCK = threading.Lock()
 _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")

@@ -42,8 +42,8 @@ from jaxacct.mechanisms.profile import (
 )
 
 POINTS = 480
-"""Number of intervals between the losses at which a profile is bracketed. The profile of n equal releases may bend at
-multiples of one release's largest loss, which are ends of intervals if n divides this number."""
+"""Largest number of intervals between the losses at which a profile is bracketed. The profile of n equal releases may
+bend at each multiple of one release's largest loss. If n divides 480, each multiple is the end of an interval."""
 BEYOND = 1e5
 """Largest loss at which a profile is bracketed; delta at this loss counts as the mass at infinity."""
 KEPT = 256

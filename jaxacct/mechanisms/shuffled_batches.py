@@ -19,9 +19,9 @@ from jaxacct.mechanisms.profile import lowered_part, stacked_parts
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 
 ATTACKS = ("largest", "allocation")
-"""Outputs that an attack sees: the largest of a pass ("largest"), or all outputs of a pass ("allocation")."""
+"""Names of attacks. In each pass, "largest" sees only the largest output, and "allocation" sees all outputs."""
 MOST_PASSES, MOST_ROWS = 1000, 16
-"""For more passes, or more answers at once, no attack is computed, since the attack of one answer takes up to 1 s."""
+"""Largest numbers of passes, and of answers in one call, for which attacks are computed. An answer takes up to 1 s."""
 
 
 @register

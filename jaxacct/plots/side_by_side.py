@@ -34,7 +34,7 @@ OTHER_NOISE = {
     "random_allocation": "random allocation, independent noise",
     "fixed_order": "not sampled, buffered noise",
 }
-"""For each way of sampling without bands, the legend's name for such an option of a `StrategyAdvice`."""
+"""Ways of sampling whose options of a `StrategyAdvice` have no number of bands, each with its name in the legend."""
 
 
 class Curve(NamedTuple):

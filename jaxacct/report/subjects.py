@@ -56,10 +56,10 @@ _OF_RATES = "each {unit} has a public sampling rate that was chosen without the 
 _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Default limits of rows in the table and of rows in detail (a page each); and the most rows that `rows` may hold."""
+"""Without `rows`, the table lists up to 50 rows and shows 3 of them in detail. `rows` may name up to 20 rows."""
 _OF_EVERY_RUN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps")
 _SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
-"""Columns of a result that the page shows if the result has them."""
+"""Columns that the page's table of rows shows if the result has them."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -60,7 +60,7 @@ CYCLIC = (
     f"In runs with cyclic_poisson {TURNS.format(groups='groups')} The noise is that of a strategy with at most the "
     "stated number of bands, whose columns have norm at most 1."
 )
-"""The assumption about a result with runs whose noise is banded."""
+"""The assumption that a page states if its result has the column "bands", and so runs with banded noise."""
 ONE_ORDER = (
     "all passes have one order: any two steps of a record lie at least {batches} steps apart, and no record moves to "
     "another step."
@@ -130,10 +130,10 @@ _OF_CLASS = {
     "PureDP": "The stated epsilon holds for the mechanism that it stands for.",
     "ApproximateDP": "The stated epsilon and delta hold for the mechanism that they stand for.",
 }
-"""The assumption that each class of mechanism adds."""
+"""For each class of mechanism, the assumption that a page states if one of its mechanisms has this class."""
 FILTER_NOTE = "The second program checks the composition of the releases. It does not check the Renyi filter."
 CHOICE_NOTE = "The second program does not cover private choices. It leaves them undecided."
-"""Note for a subject with private choices; `FILTER_NOTE` is the note for a subject with a Renyi filter."""
+"""Note for private choices. `FILTER_NOTE` is that for a Renyi filter. The second program is `jaxacct.verification`."""
 
 
 def about(unit: str, text: str) -> str:
@@ -215,14 +215,14 @@ _TELLS = {
         "whether a record was used, which it was with probability {prior} beforehand,",
     ),
 }
-"""For some relations, three texts: the true-positive rate, the event that `prior` is about, and the guess."""
+"""Three texts for a relation: on the true-positive rate, on the event of probability `prior`, and on the guess."""
 _ACCUSES = (
     "An attacker who falsely accuses 1 in {n} of the records that were not used, rightly accuses at most {rate} of the "
     "records that were",
     "a record to be used",
     "whether a record was used, which it was with probability {prior} beforehand,",
 )
-"""The three texts that `_TELLS` has, for all relations that it does not list."""
+"""The same three texts for all relations that `_TELLS` does not list."""
 
 
 def risks(readings: Readings, relation: str) -> list[str]:

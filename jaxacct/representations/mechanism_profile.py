@@ -47,16 +47,15 @@ from jaxacct.representations.profile_conversions import best_cells, conjugate, c
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 FARTHEST_EPSILON = 50.0
-"""If no epsilon is found at which delta is near the mass at infinity, its limit, slopes e^epsilon are tried up to this
-epsilon."""
+"""Last eps of a grid of slopes e^eps, if delta is not found near its limit, the mass at infinity, at any finite eps."""
 FARTHEST_LOSS = 600.0
-"""Largest magnitude of a loss at which distribution functions are computed. Beyond it, one end of a bracket is the
-same as at this loss, and the other end is 0 or 1."""
+"""Largest |loss| at which distribution functions are computed. At a larger |loss|, one end of the bracket is the one
+found at FARTHEST_LOSS, and the other end is 0 or 1."""
 TRADEOFF_ROUNDS = 4
-"""A grid of slopes is refined at most this many times. For each rate with a wide bracket, the cell with the largest
-upper bound and the two cells beside it are split.
+"""Largest number of times that a grid of slopes e^eps is refined. A refinement takes every rate whose bracket is wide,
+and splits three cells of the grid: the one with the largest upper bound at this rate, and its two neighbours.
 
-The width of the bracket of the trade-off function falls with the square of the width of these cells.
+The width of the bracket is about proportional to the square of the width of these cells.
 """
 SLIGHTLY_WIDE = 0.01
 """If the lattice engine brackets an error rate to within this width, no other engine is asked to narrow it."""

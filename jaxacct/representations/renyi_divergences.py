@@ -33,19 +33,20 @@ from jaxacct.mechanisms import Components, Mechanism, batch_shape, components, d
 from jaxacct.mechanisms.base import on_batch, register
 
 UP_EXPONENTIAL = 1.0 + 1e-12
-"""Factor that rounds an exponential up: exponents up to 745 in size make relative errors well below 1e-12."""
+"""Factor that makes a computed e^x an upper bound. For |x| <= 745 the relative error of e^x is well below 1e-12."""
 CUT = 1e-290
-"""Largest mass at infinity that counts as a tail that was cut off, such as that of discrete Gaussian noise."""
+"""A mass at infinity below this is a tail that was cut off, as for discrete Gaussian noise. A larger mass is a leak."""
 NEAR_ONE = 1e-5
-"""Distance d of two orders from order 1: the divergences of 1 - d and 1 + d bracket the divergence of order 1."""
+"""Distance d. The divergences of the orders 1 - d and 1 + d bracket the divergence of an order from 1 to 1 + d."""
 LEAST_ORDER, MOST_ORDER = 1e-12, 1e150
-"""Beyond these two orders rounding or overflow spoils the moments. The divergence does not fall as the order rises, so
-that its value at the nearer of the two orders bounds it there."""
+"""Rounding spoils the moments of orders below LEAST_ORDER. Overflow spoils those of orders above MOST_ORDER.
+The divergence does not fall as the order rises. So its value at LEAST_ORDER is an upper bound at smaller orders, and
+its value at MOST_ORDER is a lower bound at larger orders."""
 OK_WIDTH = 1e-3
 """Largest relative width of a bracket whose status is "ok"."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
-"""Values of alpha - 1 for orders alpha, dense where R_alpha/alpha usually has its maximum (R_alpha is the divergence).
-Between them convexity bounds R_alpha/alpha."""
+"""Values of alpha - 1, dense where R_alpha/alpha usually has its maximum. R_alpha is the divergence of order alpha.
+Between two of these values convexity bounds R_alpha/alpha."""
 ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 """Default orders of a curve: 1.01 to 1001, evenly spread in the logarithm of the order minus 1."""
 

@@ -41,14 +41,14 @@ _SENTENCES = {
         "states the risk exactly."
     ),
 }
-"""What each reading says. `_WORDS` gives `event`, `ones` and `others` for each relation."""
+"""The sentence for each kind of reading. `_WORDS` and `_MEMBERSHIP` give the words `event`, `ones` and `others`."""
 _WORDS = {
     "replace_one": ("the first of two given records was used", "the runs with the first", "the runs with the second"),
     "add_one": ("a record was not used", "the records that were not used", "the records that were used"),
 }
 _HEAD = ("reading", "at", "lower", "upper", "kind", "status")
 _MEMBERSHIP = "a record was used", "the records that were used", "the records that were not used"
-"""For relations not in `_WORDS`: the event that an attack detects, the cases in which it occurred, the other cases."""
+"""For relations not in `_WORDS`: the event that an attack detects, the cases with the event, the cases without it."""
 
 
 @dataclass(frozen=True, eq=False)

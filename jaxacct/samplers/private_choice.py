@@ -38,7 +38,7 @@ from jaxacct.mechanisms import ApproximateDP, GaussianNoisyMax, PartitionSelecti
 from jaxacct.samplers.exact_draws import bernoulli_exp, discrete_laplace, generator, rational, round_up, whole
 
 SCALE = Constraint("give utilities and sensitivity in other units", 1e-290, 1e290)
-"""Scales of noise that neither vanish beside utilities of that size nor overflow."""
+"""Allowed scales of noise, in the unit of the utilities. Beyond these limits noise may underflow or overflow."""
 
 
 class _PureChoice:
@@ -289,7 +289,7 @@ def exponential_error(
 
 Key = TypeVar("Key", bound=Hashable)
 _BITS = 128
-"""Number of random bits of a decision. Probabilities are rounded down to multiples of 2^-128."""
+"""Number of random bits that decide on one key. Its probability of release is rounded down to a multiple of 2^-128."""
 
 
 @dataclass(frozen=True)

@@ -33,15 +33,15 @@ from jaxacct.selection.law_of_k import (
 )
 
 TAIL_SHARE = 1e-7
-"""The total probability of the K that are not listed is at most this share of delta, and widens delta's bracket."""
+"""The sum over K leaves out small and large K. The probability left out on each side is at most this share of delta."""
 LEAST_DELTA = 1e-290
-"""Smallest positive delta for which epsilon is searched. For a smaller delta the upper end is the largest loss."""
+"""Smallest delta for which epsilon is searched. For a smaller delta the upper bound of epsilon is the largest loss."""
 ROUNDINGS_PER_TERM = 8.0
-"""Largest relative error of each factor of a product and of each term of a sum, in units of ROUNDOFF."""
+"""Largest relative error of one factor of a product, and of one term of a sum, in units of ROUNDOFF."""
 NODES_BY_LATTICE = 8
-"""If the contour engine's bracket is wide, the lattice engine computes delta_k again at up to this many nodes k."""
+"""If the contour engine's bracket is wide, the lattice engine computes delta_k again for at most this many k."""
 MOST_ROUNDS = 12
-"""For one eps, at most this many rounds add nodes; for one delta, the search makes at most this many passes."""
+"""At one eps, at most this many rounds add values of k. A search for epsilon makes at most one pass more than this."""
 LAST_EPS = 1e300
 """Largest eps that the search tries. It is below the overflow of float64."""
 

@@ -39,7 +39,7 @@ from jaxacct.selection.law_of_k import Law
 LEAST_DELTA = 1e-300
 """Smallest delta for which engines are asked. A smaller float64 loses relative accuracy."""
 LOSS_ERROR = 2.0**-50
-"""`eps - loss` is taken to be off by at most this number times |eps| + |loss|. It is eight units of 2^-53."""
+"""Allowed rounding error of `eps - loss`, as a share of |eps| + |loss|. It is eight roundoffs of 2^-53."""
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
 """Largest value of each quantity. As an upper bound it says nothing."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
@@ -49,21 +49,21 @@ EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
 LAST_DELTA = 1e-18
 """The profile is evaluated up to the eps at which delta exceeds the mass at infinity by this much."""
 PROFILE_RTOL = 0.01
-"""The rtol with which engines are asked for a profile. A contour's error is 1 % of this rtol, and moves eps by 1e-5."""
+"""The argument rtol of calls that compute a profile. A contour's error is 1 % of this, and moves eps by about 1e-5."""
 CONTOURS = 16
 """Number of contours for one direction. Each gives delta at a block of neighbouring eps."""
 TOGETHER = 32
-"""Number of bases whose profiles are asked for in one call. More would need more memory and save hardly any time."""
+"""Number of bases whose profiles one call computes. A larger number would take more memory and save hardly any time."""
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour. An eps with a wider bracket gets a contour of its own."""
 FEW = 64
-"""If more eps than this would need a contour each, the lattice answers them together (only for `few_steps` bases)."""
+"""If more eps than this of a `few_steps` base need a contour each, the lattice engine computes them together."""
 FEW_STEPS = 100.0
-"""Up to this many steps the lattice brackets delta as narrowly as one contour for each eps, and is quicker."""
+"""Largest number of steps of a `few_steps` base. The lattice engine is then as accurate, and faster."""
 VALUE_ERROR = 1e-12
-"""Arithmetic with values of the profile is taken to have at most this relative error."""
+"""Relative error that is allowed for arithmetic with values of the profile."""
 LINE_EPS = 650.0
-"""Largest eps of the lines of slope e^eps above the trade-off curve. The lines count larger losses as infinite."""
+"""Largest eps of a finite law's profile. The bounds that follow from the profile count larger losses as infinite."""
 ASKED_EPS = 600.0
 """Largest eps for which the engines are asked."""
 

@@ -34,11 +34,11 @@ INFLATED = 4e-12
 LARGEST_EPS = 700.0
 """Largest eps that is tried, so that e^eps is finite."""
 VALUES = 24_000
-"""Each knot of the polygon above T gives a line, and so do this many v, evenly spread among the knots."""
+"""Number of points v spread evenly among the knots of the polygon above T. Each v, and each knot, gives a line."""
 FAR_POINTS = 128
-"""Number of points that a table adds at deltas below those of the base's kept profile."""
+"""Number of points at smaller deltas that extend the base's cached profile, if this profile ends too early."""
 TAIL_SHARE = 1e-6
-"""The base's tail beyond the table may add at most this number times delta to the answer."""
+"""The table ends where the losses beyond its last eps add at most this share of delta to the answer."""
 
 
 class Table(NamedTuple):

@@ -39,7 +39,7 @@ LARGEST_K = 2**53
 WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
 """Allowed values of a number k of candidates."""
 LEAST = 1e-290
-"""Smallest derivative of phi that is trusted: a smaller one may have lost digits in float64."""
+"""A derivative of phi, the generating function of K, is trusted if it exceeds this. A smaller one may lack digits."""
 _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(10)
 
 

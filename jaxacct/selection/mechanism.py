@@ -33,7 +33,7 @@ WORST_CASE = "worst_case"
 WIDE = 0.01
 """If the relative width of a bracket exceeds this, other bounds are evaluated as well."""
 ONE_DELTA = "the cheaper mechanism is chosen for one delta"
-"""What an error says about an argument that must be a single number."""
+"""The reason that `rounds` states if `target_delta` or `count` is not a single number."""
 
 
 @register
