@@ -82,3 +82,12 @@ def test_ends_of_two_rungs_that_contradict_each_other_are_not_used(monkeypatch):
     monkeypatch.setattr(contour.quick_bounds, "limits", lambda *_: (0.0, 1.0))
     found = contour.delta_about(*asked())
     assert np.all(found.lower == 0.0) and np.all(found.upper == 1.0)
+
+
+@pytest.mark.parametrize("sigma, rate, most", [(100.0, 1e-3, 1), (10.0, 1e-6, 2)])
+def test_no_finer_rung_is_tried_where_rounding_makes_a_bracket_wide(monkeypatch, sigma, rate, most):
+    """Over 1e9 steps all six rungs were evaluated, and the last brackets were wider than the first."""
+    sizes, original = [], contour.evaluate
+    monkeypatch.setattr(contour, "evaluate", lambda *a, **b: sizes.append(b["points"]) or original(*a, **b))
+    found = ja.delta(ja.dp_sgd(sigma, rate, 1e9), 0.0, relation="remove_one")
+    assert found.status == "ok" and found.upper - found.lower < 6e-5 * found.upper and len(sizes) <= most

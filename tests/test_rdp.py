@@ -91,3 +91,14 @@ def test_curves_add():
 def test_orders_that_cannot_be_used_are_refused(orders):
     assert refusal(rdp_epsilon, ja.Gaussian(1.0), 1e-5, orders=orders).startswith("orders")
     assert refusal(rdp_delta, ja.Gaussian(1.0), 1.0, orders=orders).startswith("orders")
+
+
+@pytest.mark.parametrize("noise", [ja.Gaussian(0.5), ja.Laplace(0.5)])
+def test_removing_has_the_larger_divergence_from_order_one_half_on(noise):
+    """Adding is not computed there, so that a larger divergence of adding would be missed."""
+    run = ja.compose(ja.repeat(ja.PoissonSampled(noise, np.array([1e-3, 0.2, 0.7])), 3), ja.Gaussian(4.0))
+    for order in (1e-3, 0.3, 0.5, 0.7, 1.0, 1.001, 3.0, 40.0):
+        add, remove = (ja.profile(run, side).renyi(order) for side in ("add_one", "remove_one"))
+        assert np.all(add.lower <= remove.upper if order >= 0.5 else add.upper > remove.lower)
+        larger = np.maximum(add.upper, remove.upper) if order < 0.5 else remove.upper
+        assert np.all(ja.profile(run).renyi(order).upper == larger)

@@ -39,6 +39,8 @@ class Rung(NamedTuple):
 
 TOLERANCE = 1e-8
 """Default limit on the aliases of a contour and on the terms that it cuts off, relative to delta."""
+ROUNDING = 600.0 * ROUNDOFF
+"""About the width that the rounding of one step gives a bracket of log delta; no narrower brackets are sought."""
 LEAST_DELTA = 1e-305
 """An upper bound of delta that is not 0 is raised to at least this value, because exp underflows a little below it."""
 LOWEST_LOG_DELTA = -700.0
@@ -168,6 +170,7 @@ def _climb(
     width, tolerance = rtol, 0.04 * rtol
     if not question.effort.in_search:  # narrower than asked, since this costs the contour little more
         width, tolerance = 0.5 * min(rtol, max(1e-6, 0.01 * rtol)), TOLERANCE
+    width = np.clip(ROUNDING * np.sum(parts.gauss_n, axis=1), width, rtol)  # no rung has less rounding
     near, first = np.zeros(size), np.zeros(size, int)
     if hint is not None:
         near, first = hint.near.copy(), np.where(np.isfinite(floor), 0, hint.rung)
@@ -208,7 +211,7 @@ def _climb(
                 old[rows] = np.where(np.isfinite(mid), new, old[rows])
             lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
             # the difference of the ends of log delta is the relative width of delta's bracket
-            narrow = high - low <= (width * np.abs(high) if quantity == "epsilon" else width)
+            narrow = high - low <= width[rows] * (np.abs(high) if quantity == "epsilon" else 1.0)
             done = (ok & narrow) | (upper[rows] <= enough[rows])
             # A plain rung reports how many points and nodes a row needs. The row's next rung is the first rung with at
             # least as many, or the first split rung if the split rung comes earlier.

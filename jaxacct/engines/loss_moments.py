@@ -28,8 +28,10 @@ NATS = 75.0
 """The trapezoid rule's step and ends are chosen so that the moment has a relative error of about e^-NATS."""
 MOST_NODES = 2**16
 """Largest number of nodes of one quadrature. Where more are needed, the bracket is wide or infinite."""
-NODES_AT_ONCE = 2**21
-"""Largest number of nodes, of all rows together, that are evaluated at a time. So many float64 numbers take 16 MiB."""
+LARGEST_ERROR = 0.1
+"""A rule whose error, relative to the moment, is at least this bounds nothing."""
+NODES_AT_ONCE = 2**16
+"""Largest number of nodes, of all rows together, that are evaluated at a time. Such arrays fit into a cache."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 """Gauss-Legendre rule on [-1, 1]. It serves sampled Laplace noise, on panels between the two atoms of the loss."""
 _LARGEST_EXPONENT = 700.0
@@ -183,8 +185,10 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
     bottom, top, height, growth, step = _plan(sigma, q, power)
     count = np.ceil((top - bottom) / step) + 1.0
     count = np.where(np.isfinite(count), np.minimum(count, MOST_NODES), MOST_NODES)
-    low, high = np.empty(sigma.size), np.empty(sigma.size)
-    order = np.argsort(count)
+    low, high = np.full(sigma.size, -np.inf), np.full(sigma.size, np.inf)
+    # Where so few nodes bound nothing (`_evaluate`), no node is computed.
+    useful = 2.0 * np.pi * height * (count - 1.0) / (top - bottom) > growth + np.log(2.0 / LARGEST_ERROR)
+    order = np.flatnonzero(useful)[np.argsort(count[useful])]
     start = 0
     while start < order.size:
         end = start + 1
@@ -257,11 +261,14 @@ def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
     per_node = nodes.weight_rounding + 8.0 * np.abs(exponent) + np.abs(p) * nodes.loss_rounding
     error = ROUNDOFF * (64.0 + np.abs(value) + np.abs(top) + np.sum(weight * per_node, axis=1, keepdims=True) / total)
     error = error + 2.0 * nodes.relative
-    known = nodes.relative < 0.1
+    known = nodes.relative < LARGEST_ERROR
     low, high = np.where(known, value - error, -np.inf), np.where(known, value + error, np.inf)
 
+    small = known & (np.abs(value) < 0.4)
+    if not small.any():
+        return Interval(low[:, 0], high[:, 0])
     shift, spread = _difference(nodes, p, exponent, raised)
-    small = known & (np.abs(value) < 0.4) & (np.abs(shift) + spread < 0.6)
+    small &= np.abs(shift) + spread < 0.6
     near_low = np.log1p(np.where(small, shift - spread, 0.0))
     near_high = np.log1p(np.where(small, shift + spread, 0.0))
     near_low, near_high = near_low - 4.0 * ROUNDOFF * np.abs(near_low), near_high + 4.0 * ROUNDOFF * np.abs(near_high)

@@ -326,8 +326,8 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     refuse_tracers("zero_concentrated", "jaxacct.kernels.law.cumulants", mechanism=mechanism)
     shape = batch_shape(mechanism)
     low, high = np.zeros(int(np.prod(shape))), np.zeros(int(np.prod(shape)))
-    for direction in directions(mechanism, relation):
-        side = _largest_ratio(components(mechanism, relation, direction))
+    for parts in _each_direction(mechanism, relation):
+        side = _largest_ratio(parts)
         low, high = np.maximum(low, side.low), np.maximum(high, side.high)
     return _answer(mechanism, relation, low.reshape(shape), high.reshape(shape))
 
@@ -340,7 +340,17 @@ def sides(
     Return the common shape, a list with the components of the flat batch in each direction, and the flat values.
     """
     shape, rows, flat = on_batch(mechanism, name, values)
-    return shape, [components(mechanism, relation, d).take(rows) for d in directions(mechanism, relation)], flat
+    least_order = np.min(flat, initial=np.inf) if name == "order" else 1.0
+    return shape, [parts.take(rows) for parts in _each_direction(mechanism, relation, least_order)], flat
+
+
+def _each_direction(mechanism: Mechanism, relation: str, least_order: float = 1.0) -> list[Components]:
+    """Return the components of a relation's directions; "remove" alone where its divergences are the larger ones."""
+    first, *rest = directions(mechanism, relation)
+    parts = components(mechanism, relation, first)
+    if first == "remove" and least_order >= 0.5 and not np.any(parts.finite_n):  # README.md, "Directions"
+        return [parts]
+    return [parts, *(components(mechanism, relation, d) for d in rest)]
 
 
 @np.errstate(over="ignore", invalid="ignore")
