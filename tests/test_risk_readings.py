@@ -13,6 +13,7 @@ import jaxacct as ja
 from jaxacct.accounting import risk_readings
 from jaxacct.accounting.risk_readings import Place, _cells, best_epsilon, gaussian_fit, rate_at
 from jaxacct.core.text import outward, percent
+from jaxacct.engines import lattice
 
 # of shared/reference/risk.csv: noise, rate, steps; tpr at .01 and .001, mu above 1e-10 and its regret
 ROWS = np.array(
@@ -289,3 +290,11 @@ def test_mu_of_small_losses_with_atoms_is_narrow(leak):
     found = ja.profile(ja.FiniteOutput([0.5 + leak, 0.5 - leak], [0.5, 0.5])).gdp_mu()
     truth = norm.ppf(0.5 + leak)
     assert found.ok and found.lower <= truth * (1 + 1e-6) and found.upper >= truth * (1 - 1e-6)
+
+
+def test_error_rates_need_no_lattice_where_delta_at_zero_settles_them(monkeypatch):
+    """Where next to nothing leaks, or nothing stays hidden, delta(0) was asked of the lattice all the same."""
+    monkeypatch.setattr(lattice, "deltas", lambda *_, **__: pytest.fail("a lattice was made"))
+    for sigma, rate, steps, least, most in [(10.0, 1e-9, 1e6, 0.9 - 5e-8, 0.9 + 1e-12), (0.1, 0.1, 1e9, 0.0, 1e-12)]:
+        found = ja.profile(ja.dp_sgd(sigma, rate, steps)).tradeoff(0.1)
+        assert found.status == "ok" and least <= found.lower <= found.upper <= most

@@ -101,7 +101,7 @@ def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: 
         return -ndtri(np.clip(np.nan_to_num(tail), 1e-300, 1.0 - 1e-16))
 
 
-def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH) -> Answer:
+def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float | np.ndarray = WIDTH) -> Answer:
     """Return a certified bracket of the largest true-positive rate `T(fpr)` from three values of delta around any eps.
 
     width : distance between the three epsilons, in standard deviations of the loss. The lower end is useful if `place`
@@ -113,12 +113,12 @@ def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float = WIDTH)
     return rate_from_three(at, Answer(*ends), place, fpr, width)
 
 
-def three_places(place: Place, width: float) -> np.ndarray:
+def three_places(place: Place, width: float | np.ndarray) -> np.ndarray:
     """Return (3, n) rising epsilons: `place.epsilon` in the middle, the others `width` deviations of the loss away."""
     return place.epsilon + width * place.deviation * np.array([-1.0, 0.0, 1.0])[:, None]
 
 
-def rate_from_three(at: np.ndarray, found: Answer, place: Place, fpr: np.ndarray, width: float) -> Answer:
+def rate_from_three(at: np.ndarray, found: Answer, place: Place, fpr: np.ndarray, width: float | np.ndarray) -> Answer:
     """Return the bracket of the largest true-positive rate `T(fpr)` from brackets of delta at `three_places`."""
     distance = width * place.deviation
     with np.errstate(over="ignore", invalid="ignore"):

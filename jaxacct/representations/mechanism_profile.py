@@ -9,8 +9,9 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.accounting.account import REVERSED
-from jaxacct.accounting.dispatch import answered_by_parts, engine_of_mechanism
+from jaxacct.accounting.dispatch import answered_by_parts, engine_of_mechanism, kinds_of
 from jaxacct.accounting.risk_readings import (
+    WIDTH,
     Deltas,
     best_epsilon,
     gaussian_fit,
@@ -36,6 +37,7 @@ from jaxacct.core.validation import (
     refuse_tracers,
     with_hints,
 )
+from jaxacct.engines.contour import reach
 from jaxacct.engines.loss_moments import Interval
 from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components, directions
@@ -57,6 +59,8 @@ and splits three cells of the grid: the one with the largest upper bound at this
 
 The width of the bracket is about proportional to the square of the width of these cells.
 """
+ROUGH = 1e-4
+"""Largest relative width of delta(0) with which three values of delta are tried for an error rate."""
 SLIGHTLY_WIDE = 0.01
 """If the lattice engine brackets an error rate to within this width, no other engine is asked to narrow it."""
 NARROW_ABSOLUTE = 1e-7
@@ -481,30 +485,40 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
     low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # f <= 1 - fpr, which a guess without the output reaches
-    quick = np.flatnonzero(_smooth(profile)[rows] & (wanted >= 1e-14) & (wanted <= 1.0 - 1e-9))
-    by_lattice = np.zeros(rows.size, bool)
+    smooth, exact, little = _smooth(profile)
+    quick = np.flatnonzero(smooth[rows] & (wanted >= 1e-14) & (wanted <= 1.0 - 1e-9))
+    hard, by_theorems = np.zeros((2, rows.size), bool)
+    by_contours = profile.engine == "auto" and not exact[rows[quick]].any()
+    deltas_of = (replace(profile, engine="contour") if by_contours else profile).deltas_of
     if quick.size:
         # Find the rows that skip the secants, which find no slope if nearly all mass is at one loss (little noise).
-        at_zero = profile.deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
-        advantage, width = at_zero.estimate[0], at_zero.upper[0] - at_zero.lower[0]
+        at_zero = deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
         # 1 - fpr - delta(0) <= f(fpr) <= 1 - fpr, a narrow bracket where next to nothing leaks
-        low[quick] = 1.0 - wanted[quick] - at_zero.upper[0] - 1e-15
+        low[quick] = np.maximum(1.0 - wanted[quick] - at_zero.upper[0] - 1e-15, 0.0)
+        # f(a) = 1 - delta(0) - a at some rate a <= 1 - delta(0), and f does not rise
+        most = 1.0 - at_zero.lower[0] + 1e-15
+        high[quick] = np.where(wanted[quick] >= most, np.minimum(high[quick], most), high[quick])
         left = ~is_narrow(low[quick], high[quick], rtol)
-        quick, at_zero, advantage, width = quick[left], at_zero[:, left], advantage[left], width[left]
-        hard = np.atleast_1d(at_zero.engine == "lattice").reshape(width.shape)
-        by_lattice[quick] = hard
-        easy = ~(hard | (width > 1e-6 * at_zero.upper[0]))
-        quick, advantage = quick[easy], advantage[easy]
+        quick, at_zero = quick[left], at_zero[:, left]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            width = (at_zero.upper[0] - at_zero.lower[0]) / at_zero.upper[0]
+        easy = width <= ROUGH
+        hard[quick[~easy]] = True
+        by_theorems[quick] = ~easy & little[rows[quick]] & (at_zero.upper[0] - at_zero.lower[0] <= rtol)
+        quick, advantage, width = quick[easy], at_zero.estimate[0][easy], width[easy]
     if quick.size:
-        deltas = profile.deltas_of(rows[quick])
+        deltas = deltas_of(rows[quick])
         place = best_epsilon(deltas, wanted[quick], start_at(advantage, wanted[quick]))
-        rates = rate_at(deltas, place, wanted[quick])
+        rates = rate_at(deltas, place, wanted[quick], np.maximum(WIDTH, 1.5 * np.sqrt(width)))
         low[quick], high[quick] = 1.0 - rates.upper - 1e-16, np.minimum(high[quick], 1.0 - rates.lower + 1e-16)
+        # where these show no upper end, shared lattices are faster than contours, unless rounding limits both
+        hard[quick] = (rates.lower <= wanted[quick]) & (width <= 0.1 * ROUGH)
     open_ = ~is_narrow(low, high, rtol)
     for row in np.unique(rows[open_]):
         at = open_ & (rows == row)
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
-        for each in (replace(one, engine="lattice"), one) if by_lattice[at].any() else (one,):
+        names = ["contour"] * bool(by_theorems[at].any()) + ["lattice"] * bool(hard[at].any())
+        for each in *(replace(one, engine=name) for name in names if one.engine == "auto"), one:
             found = _tradeoff_by_slopes(each, wanted[at], rtol)
             both = _agreed(profile, np.maximum(low[at], found.low), np.minimum(high[at], found.high))
             low[at], high[at] = both
@@ -517,16 +531,20 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
 
 
 def _smooth(profile: Profile) -> np.ndarray:
-    """Return, for each row, whether the loss has a density and no mass at infinity."""
+    """Return (3, B): whether the loss has a density and no mass at infinity; a closed form; little noise."""
     mechanism = profile.mechanism
     smooth = np.full(int(np.prod(batch_shape(mechanism))), answered_by_parts(mechanism, profile.relation))
+    exact, little = ~smooth, smooth.copy()
     if smooth.size and smooth[0]:
         for side in directions(mechanism, profile.relation):
             parts = components(mechanism, profile.relation, side)
             steps, atoms = (np.sum(n, axis=1) for n in (parts.gauss_n, parts.finite_n))
             others = atoms + np.sum(parts.laplace_n, axis=1)
             smooth &= ((steps > 0) | (parts.mu > 0)) & (others == 0) & (parts.delta_infinity == 0)
-    return smooth
+            answered = kinds_of(parts).answered_by
+            exact |= answered["closed_form"] | answered["two_steps"]
+            little &= ~reach(parts).certifies_split
+    return np.stack([smooth, exact, little])
 
 
 def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
