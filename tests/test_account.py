@@ -278,9 +278,10 @@ def test_one_repetition_is_the_mechanism_itself(mechanism):
 
 def test_a_delta_below_the_mass_at_infinity_of_several_releases_says_so():
     """The pair for lower ends has less mass at infinity, so the lower end was finite and the status "width"."""
-    step = ja.PoissonSampled(ja.compose(ja.Gaussian(2.0), ja.ApproximateDP(0.1, 1e-4)), 0.1)
-    found = ja.epsilon(step, [9.99e-6, 1.1e-5])
-    assert found.status[0] == "mass_at_infinity" and found.lower[0] == np.inf and found.upper[1] < np.inf
+    inside = ja.compose(ja.Gaussian(2.0), ja.ApproximateDP(0.1, 1e-4))
+    for step in (ja.PoissonSampled(inside, 0.1), ja.SampledWithoutReplacement(inside, 0.1)):
+        found = ja.epsilon(step, [9.99e-6, 1.1e-5])
+        assert found.status[0] == "mass_at_infinity" and found.lower[0] == np.inf and found.upper[1] < np.inf
 
 
 def test_a_profile_at_its_last_delta_has_its_last_epsilon():

@@ -659,6 +659,14 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         both = None if isinstance(self.mechanism, BaseMechanism) else one_gaussian(self.mechanism)
         return cast(Mechanism, self.mechanism) if both is None else both[up]
 
+    def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
+        if self.group > 1 or relation not in LOSS_OF_PRESENCE or not self.mechanism.symmetric():
+            return None
+        rate, inner = Fraction(float(self.sampling_ratio)), self.mechanism.infinity_exactly("replace_one", direction)
+        if inner is None:
+            return None
+        return rate * inner if direction == "remove" or rate == 1 else Fraction(0)
+
     def symmetric(self) -> bool:
         return self._trivial() and self.group == 1
 
