@@ -49,6 +49,26 @@ def test_an_upper_end_that_is_not_known_gives_no_slope():
     assert found.status[0] == "ok" and found.value[0] == pytest.approx(1.5, rel=1e-4) and found.value[0] >= 1.5
 
 
+def test_rough_brackets_lead_to_the_solution_and_only_the_last_ones_are_narrow():
+    """Row 0 gets narrow brackets where it asks for them; row 1 never does, so it is judged by its rough brackets."""
+    narrow, rough = [], []
+    search = search_of(lambda rows, values: 3.0 / values, np.array([2.0, 0.5]), narrow)
+
+    def roughly(rows, values, effort):
+        rough.append(rows.copy())
+        ends, wide = 3.0 / values * (1.0 + 0.1 * effort.rtol), rows == 1
+        lower = np.where(wide, 0.0, ends * (1.0 - effort.rtol))
+        status = np.where(wide, "width", "ok")
+        return Bounds(lower, 0.5 * (lower + ends), ends, "certified", status, np.full(rows.size, "rough"))
+
+    start = lambda rows: Start(np.zeros(rows.size), np.zeros(rows.size), np.zeros(rows.size, bool))
+    found = certified_search(search._replace(roughly=roughly), start)
+    assert found.status.tolist() == ["ok", "loose"] and np.all(found.upper <= search.target)
+    assert found.value == pytest.approx([1.5, 6.0], rel=1e-3)
+    assert [rows.tolist() for rows in narrow] in ([[0]], [[0], [0]])
+    assert found.engine[1] == "rough" and np.all(found.upper >= search.target * (1.0 - 0.5e-4))
+
+
 def test_brackets_that_stay_wide_end_the_search_early():
     """Their upper end falls in jumps. The value is as good as the bracket, and is not claimed to be the best."""
     calls = []

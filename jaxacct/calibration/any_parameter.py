@@ -10,7 +10,7 @@ import numpy as np
 from jaxacct.accounting import account
 from jaxacct.accounting.account import answer
 from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, Calibration, result
-from jaxacct.calibration.search import BestValues, Search, certified_search, start_at
+from jaxacct.calibration.search import ROUGH, BestValues, Search, certified_search, start_at
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
@@ -31,9 +31,8 @@ from jaxacct.engines.protocol import Effort, MechanismQuestion
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism, rows_in, take_rows
 
-ROUGH = 0.9, 0.05
-"""Values of rtol for epsilon at the two ends of the bracket. The second value is for rows in which the first one does
-not show at which end epsilon is smaller."""
+FARTHEST = 30.0
+"""Largest magnitude of log(epsilon/target) at an end of the bracket that counts for the start of the search."""
 LADDER = 1e-9, 1e9
 """Smallest and largest value that is tried where no bracket is given."""
 
@@ -160,7 +159,7 @@ def _bracket(
     def look(x: float) -> None:
         made = _made(mechanism, np.full(shape, x))
         try:
-            rough = account.epsilon(made, delta, relation=chosen.relation, rtol=ROUGH[1], backend=chosen.backend).upper
+            rough = account.epsilon(made, delta, relation=chosen.relation, rtol=0.05, backend=chosen.backend).upper
         except UnboundedLossError:
             rough = np.array(np.inf)
         meets[x] = np.broadcast_to(rough <= epsilon, shape)
@@ -224,16 +223,16 @@ def search_mechanisms(
     rows = np.arange(low.size)
     while (deltas == 0.0).any():  # at delta = 0 epsilon is infinite for an unbounded loss
         try:
-            evaluate(rows, low, effort._replace(rtol=ROUGH[0]))
+            evaluate(rows, low, ROUGH[0])
             break
         except UnboundedLossError as error:
             unbounded |= error.bad.reshape(-1)
             deltas[unbounded] = 0.5  # any delta will do: the answers for these rows are not used
     at_low, at_high, falls = np.zeros(low.size), np.zeros(low.size), np.zeros(low.size, bool)
-    for width in ROUGH:
+    for rough in ROUGH:
         if rows.size == 0:
             break
-        first, last = (evaluate(rows, x[rows], effort._replace(rtol=max(effort.rtol, width))) for x in (low, high))
+        first, last = (evaluate(rows, x[rows], rough) for x in (low, high))
         at_low[rows], at_high[rows], falls[rows] = first.upper, last.upper, last.upper <= first.upper
         rows = rows[~((last.upper < first.lower) | (first.upper < last.lower))]
     search = Search(
@@ -246,8 +245,14 @@ def search_mechanisms(
         closest=closest,
         whole=whole,
         privates_first=(at_low <= target) & (at_high <= target),
+        reach=max(0.3, float(np.max(np.log(high) - np.log(low), initial=0.0)) / 8.0),
+        roughly=evaluate,
     )
-    return certified_search(search, start_at(np.sqrt(low) * np.sqrt(high)))
+    # log(epsilon) is interpolated linearly in log(value) between the ends of the bracket
+    with np.errstate(divide="ignore", invalid="ignore"):
+        first, last = (np.clip(np.log(end / target), -FARTHEST, FARTHEST) for end in (at_low, at_high))
+        share = np.clip(np.nan_to_num(first / (first - last), nan=0.5), 0.0, 1.0)
+    return certified_search(search, start_at(low ** (1.0 - share) * high**share))
 
 
 def _made(mechanism: Callable[[Any], Mechanism], values: np.ndarray) -> Mechanism:

@@ -33,7 +33,7 @@ from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import COUNT, RELATIONS, InputError, check_one, choice, refuse_tracers, with_hints
 from jaxacct.engines.backend import job
-from jaxacct.engines.protocol import MechanismQuestion
+from jaxacct.engines.protocol import Effort, MechanismQuestion
 from jaxacct.mechanisms.dp_sgd_run import (
     NOISE_RANGE,
     NUMBERS,
@@ -349,12 +349,12 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
     """Return the best values by certified epsilons of the run. The search starts at a Poisson sampled run's value."""
     effort = account.effort_of_search(goal.rtol)
 
-    def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
+    def evaluate(rows: np.ndarray, values: np.ndarray, effort: Effort = effort) -> Bounds:
         fields = {name: goal.known[name][rows] for name in numbers} | {goal.unknown: values}
         run = dp_sgd(**fields, sampling=sampling, group=group)
         return answer(MechanismQuestion("epsilon", run, goal.delta[rows], goal.relation, effort))
 
-    search = search_for(goal, evaluate)
+    search = search_for(goal, evaluate)._replace(roughly=evaluate)
     if "epochs" in goal.known:  # below this rate, steps = epochs/rate would exceed 2^52
         search = search._replace(lowest=np.clip(goal.known["epochs"] / 2.0**52, *goal.limits))
 

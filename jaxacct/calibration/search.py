@@ -12,12 +12,14 @@ For every calibration, `_judged` and `conclude` give each value its status and s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.core.bounds import Bounds
+from jaxacct.core.bounds import Bounds, in_order
 from jaxacct.core.progress import waiting
+from jaxacct.engines.protocol import Effort
 
 CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value whose certified epsilon meets the target."""
@@ -30,6 +32,11 @@ LARGEST_EXCESS = 8.0
 WIDE = 0.1
 """A bracket of epsilon with a larger relative width is wide. With wide brackets the search ends sooner: once epsilon is
 below the target by less than WIDE times the bracket's width, or log(value) is known to within WIDE * rtol."""
+ROUGH = Effort(0.3, 2**25, in_search=True), Effort(2.5e-3, 2**27, in_search=True)
+"""Efforts of the brackets that bring a search near its solution, where narrow brackets take long. Their memory allows
+lattices of 2^15 or 2^16 nodes, and of 2^18."""
+HOPELESS = 0.05
+"""If a bracket is wider than this, relatively, after the last effort of ROUGH, no effort leads to a narrow bracket."""
 AT_LIMIT = 1e-12
 """A value counts as a limit of the search if log(value) and log(limit) differ by less than this."""
 
@@ -64,6 +71,11 @@ class Search(NamedTuple):
     """Whether one more value may be evaluated to show that the found value is the best."""
     all_there_is: bool = False
     """Whether the limit that protects least is the end of all possible values, as 1 is for a sampling probability."""
+    reach: float = 0.3
+    """Longest first step of x = log(value)."""
+    roughly: Callable[[np.ndarray, np.ndarray, Effort], Bounds] | None = None
+    """As `evaluate`, with a given effort. If it is given, and values need not be whole, rows that are not solved are
+    searched by rough brackets first (`_approached`)."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return `rtol * scale / target`. A row is finished once it leaves at most half of this share unspent."""
@@ -124,10 +136,7 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
     start : function from rows to their `Start`. It is called once, with the rows that `_settled_by_limits` returns.
     """
     size, own = search.target.size, search.evaluate
-    value, low, middle, high, missed = (np.full(size, np.nan) for _ in range(5))
-    status, kind, word, engine = (np.full(size, x, dtype="<U28") for x in ("infeasible", "certified", "infeasible", ""))
-    found = BestValues(value, status, low, middle, high, kind, word, engine, np.zeros(size, bool))
-    steep = np.zeros(size, bool)
+    found, missed, steep = _nothing_yet(size), np.full(size, np.nan), np.zeros(size, bool)
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         """Evaluate, report progress, and keep in `missed` each row's most protective value that misses the target."""
@@ -142,14 +151,72 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
         search = search._replace(evaluate=evaluate)
         rows = _settled_by_limits(search, found)
         begin = start(rows)
+        if search.roughly is not None and not search.whole:
+            begin, search = _approached(search, rows, begin)
         if search.whole:
             _whole_numbers(search, found, rows, begin.x)
         else:
-            steep[rows] = _secant(search, found, rows, begin.x, begin.slope) & begin.solved
+            slope = _secant(search, found, rows, begin)[2]
+            steep[rows] = begin.solved & (np.abs(slope) * least_apart(search.rtol) >= search.closeness(rows))
         claimed = np.isin(found.status, CLAIMED)
         found.fail(np.flatnonzero(claimed & ~((found.upper <= search.target) & np.isfinite(found.value))), "infeasible")
         _judged(search, found, missed, steep)
     return found
+
+
+def _nothing_yet(size: int) -> BestValues:
+    """Return the result of `size` rows of which no value is known."""
+    value, low, middle, high = (np.full(size, np.nan) for _ in range(4))
+    status, kind, word, engine = (np.full(size, x, dtype="<U28") for x in ("infeasible", "certified", "infeasible", ""))
+    return BestValues(value, status, low, middle, high, kind, word, engine, np.zeros(size, bool))
+
+
+def _approached(search: Search, rows: np.ndarray, begin: Start) -> tuple[Start, Search]:
+    """Return a start nearer to the solutions, and the search that goes on from there.
+
+    Each effort of ROUGH is used in turn. Rows that are `hopeless` at last go on with the last effort of ROUGH.
+    """
+    narrow, target = search.evaluate, search.target
+    hopeless, guessed = np.zeros(target.size, bool), np.zeros(target.size, bool)
+    known: dict[tuple[Effort, bytes, bytes], Bounds] = {}
+
+    def roughly(rows: np.ndarray, values: np.ndarray, effort: Effort) -> Bounds:
+        asked = effort, rows.tobytes(), values.tobytes()
+        if asked not in known:
+            assert search.roughly is not None
+            known[asked] = search.roughly(rows, values, effort)
+        return known[asked]
+
+    def steering(rows: np.ndarray, values: np.ndarray, effort: Effort) -> Bounds:
+        """Return estimates of epsilon. A wide bracket that contains the target says no more than that."""
+        bounds = roughly(rows, values, effort)
+        middle, high = bounds.estimate, bounds.upper
+        low = np.where(np.equal(bounds.kind, "certified"), bounds.lower, middle)
+        with np.errstate(invalid="ignore"):
+            hopeless[rows] = (np.asarray(bounds.status) == "width") & ~(high - low <= HOPELESS * high)
+        least = _lower_end(bounds)
+        guessed[rows] |= hopeless[rows] & (least < high)
+        guess = np.where(hopeless[rows], np.clip(target[rows], least, high), middle)
+        return Bounds(guess, guess, guess, "certified", "ok")
+
+    def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
+        hard, easy = np.flatnonzero(hopeless[rows]), np.flatnonzero(~hopeless[rows])
+        pieces = [(hard, roughly(rows[hard], values[hard], ROUGH[-1]))] if hard.size else []
+        return in_order([*pieces, (easy, narrow(rows[easy], values[easy]))] if easy.size else pieces)
+
+    left = np.flatnonzero(~begin.solved)
+    for effort in ROUGH if left.size else ():
+        # a row is finished once its epsilon is within a quarter of the effort's rtol of the target, on either side
+        above = 1.0 + 0.25 * effort.rtol
+        rough = search._replace(evaluate=partial(steering, effort=effort), rtol=effort.rtol, target=target * above)
+        some = Start(*(column[left] for column in begin))
+        x, excess, slope = _secant(rough, _nothing_yet(target.size), rows[left], some)
+        due = np.log1p(-0.2 * search.closeness(rows[left])) - np.log(above) - excess
+        slope = np.where(guessed[rows[left]], 0.0, slope)
+        near = (slope != 0.0) & (np.abs(due) < effort.rtol)
+        begin.x[left], begin.slope[left] = x + np.where(near, due / np.where(near, slope, 1.0), 0.0), slope
+        search, guessed[:] = search._replace(reach=1.0), False
+    return begin._replace(solved=begin.solved | (begin.slope != 0.0)), search._replace(evaluate=evaluate)
 
 
 def _lower_end(found: Bounds | BestValues) -> np.ndarray:
@@ -163,7 +230,7 @@ def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.nda
     A value is shown to be the best one in two cases.  In the first case a value that protects slightly less has an
     epsilon whose lower end exceeds the target.  In the second case both ends of the value's own epsilon are within rtol
     of the target, and epsilon changes fast enough with the value (`steep`).  If neither case is shown yet, a value that
-    protects slightly less is evaluated, unless `search.says_best` is False.
+    protects slightly less is evaluated, unless the bracket is wide or `search.says_best` is False.
     """
     apart = max(least_apart(search.rtol), search.closest)
     bolder = np.where(search.falls, -1.0, 1.0)
@@ -175,11 +242,12 @@ def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.nda
         near = _lower_end(found) >= search.target * (1.0 - search.closeness())
     inside = np.flatnonzero(found.status == "ok")
     best = (shown | (near & steep))[inside]
-    rows = inside[~best]
-    if search.says_best and rows.size:
+    asked = ~best & (_lower_end(found) >= (1.0 - WIDE) * found.upper)[inside] & search.says_best
+    rows = inside[asked]
+    if rows.size:
         values = beside(found.value[rows], search.falls[rows], apart, search.whole)
         bounds = search.evaluate(rows, np.clip(values, search.lowest[rows], search.highest[rows]))
-        best[~best] = _lower_end(bounds) > search.target[rows]
+        best[asked] = _lower_end(bounds) > search.target[rows]
     conclude(found, inside, best)
     found.shown[found.status == "not_binding"] = search.all_there_is
 
@@ -288,25 +356,25 @@ def _values(search: Search, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
     return values
 
 
-def _secant(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Search by a bracketed secant on log(epsilon), which begins at x = `start`.
+def _secant(
+    search: Search, found: BestValues, rows: np.ndarray, start: Start
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Search by a bracketed secant on log(epsilon).
 
-    Return, for each row, whether epsilon changes fast enough with the value to show that the value is the best one.
-
-    first : d log(epsilon)/dx at the start; 0 where it is not known.
+    Return the last x, log(epsilon/target) there, and the slope of log(epsilon), 0 where it is not known.
     """
     low, high, falls = np.log(search.lowest[rows]), np.log(search.highest[rows]), search.falls[rows]
     private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
     size = rows.size
-    x, kept = np.clip(start, low, high), private_limit.copy()
+    x, kept, first = np.clip(start.x, low, high), private_limit.copy(), start.slope
     # safe: the last x that met the target; bold: the last x that missed it; NaN if there is none yet
     safe, bold = np.full(size, np.nan), np.full(size, np.nan)
     last_x, last_excess = np.full(size, np.nan), np.full(size, np.nan)
     usual = np.where(falls, USUAL_SLOPE_OF_NOISE, USUAL_SLOPE)
     measured = np.isfinite(first) & (first * usual > 0.0)
     slope = np.where(measured, first, usual)
-    # longest step of x = log(value); it doubles whenever a longer step is asked for
-    reach = np.full(size, 0.3)
+    # longest step of x; it doubles whenever a longer step is asked for
+    reach = np.full(size, search.reach)
     closeness = search.closeness(rows)
     aim = np.log1p(-0.2 * closeness)
     active = np.ones(size, bool)
@@ -355,7 +423,7 @@ def _secant(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarr
         outside = ~((following > ends[0]) & (following < ends[1])) | (turn % 6 == 5)
         x[here] = np.where(bracketed & outside, 0.5 * (safe[here] + bold[here]), following)
         reach[here] = np.where(np.abs(step) > reach[here], 2.0 * reach[here], reach[here])
-    return measured & (np.abs(slope) * least_apart(search.rtol) >= closeness)
+    return last_x, last_excess, np.where(measured, slope, 0.0)
 
 
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:

@@ -140,7 +140,7 @@ def epsilon(
     if delta_upper <= least or unresolved(case.above, plan, fitting(pieces)[-1]):
         return NOTHING if case.two() else _answer(low, high, case.rtol)
     tried: list[tuple[int, float]] = []
-    first = _first(plan, case.above) if case.two() else 0
+    first = _first(plan, case.above, case.rtol) if case.two() else None
     length = _next_length(pieces, tried, first)
     if 0.0 < ceiling < np.inf and evaluate(_upper_side(pieces, plan, length), ceiling) <= delta_lower:
         return _answer(0.0, ceiling, case.rtol)
@@ -152,7 +152,7 @@ def epsilon(
             guess = low + ESTIMATE * (high - low) if bracketed else plan.centre
             low = crossing(down, delta_upper, guess, tolerance, low=low)[0]
             high = crossing(up, delta_lower, low if case.two() else guess, tolerance, high=high)[1]
-            middle = 0.5 * (low + high)
+            middle = high if case.two() else 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
             # If the bracket is not wide, its middle is an estimate of epsilon, for which a new plan may be made.
             known = high - low < SAYS_NOTHING * high
@@ -268,19 +268,22 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
     return LatticeAnswer(float(low), float(middle), float(high), status)
 
 
-def _next_length(case: Case, tried: list[tuple[int, float]], first: int = 0) -> int:
+def _next_length(case: Case, tried: list[tuple[int, float]], first: int | None = None) -> int:
     """Return the length of the next lattice; 0 if the lattices so far suffice, or if a longer one would not help.
 
     tried : the lengths so far, each with the relative width of the bracket.
-    first : for a mechanism between two pairs of distributions, index in PAIR_LENGTHS of the first length.
+    first : for a mechanism between two pairs of distributions, index in PAIR_LENGTHS of the length that the plan needs,
+        if there is a plan. No other length is tried unless the bracket has no upper end.
     """
     known = fitting(case)
     if case.two():
-        # every second length of PAIR_LENGTHS, so that each is 4 times the one before
-        lengths = known[min(first, len(known) - 1) :: 2]
+        # each length is 4 times the one before
+        lengths = known[min(first or 0, len(known) - 1) :: 2]
         if not tried:
             return lengths[0]
-        return 0 if len(tried) >= len(lengths) or _resolved(tried, case.enough) else lengths[len(tried)]
+        planned = first is not None and np.isfinite(tried[-1][1])
+        done = planned or len(tried) >= len(lengths) or _resolved(tried, case.enough)
+        return 0 if done else lengths[len(tried)]
     first_length = known[min(1, len(known) - 1)]
     if not tried:
         return first_length
@@ -313,8 +316,8 @@ def fitting(case: Case) -> list[int]:
     return [n for n in lengths if 8 * n * size <= case.memory_bytes] or [lengths[0]]
 
 
-def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
-    """Return the index in PAIR_LENGTHS of the first length to try for a mechanism between two pairs.
+def _first(plan: LatticePlan, laws: list[LatticePart], rtol: float) -> int:
+    """Return the index in PAIR_LENGTHS of a length that suffices for epsilon of a mechanism between two pairs.
 
     For the upper bound the mass of each loss L is split between the two nearest nodes, which are h apart. The split
     multiplies E e^{theta L} of one step by 1 + theta (theta + 1) h^2/12 on average, where theta is the plan's tilt. So
@@ -323,8 +326,8 @@ def _first(plan: LatticePlan, laws: list[LatticePart]) -> int:
     steps = sum(law.count for law in laws)
     for place, length in enumerate(PAIR_LENGTHS):
         step = (plan.top - plan.bottom) / length
-        # This length is taken if discretisation widens the bracket of epsilon by at most 1e-4 of epsilon.
-        if 0.25 * steps * (plan.theta + 1.0) * step * step <= 1e-4 * plan.centre:
+        # This length is taken if discretisation widens the bracket of epsilon by at most 1e-4 of epsilon, or 0.1 rtol.
+        if 0.25 * steps * (plan.theta + 1.0) * step * step <= max(1e-4, 0.1 * rtol) * plan.centre:
             return place
     return len(PAIR_LENGTHS) - 1
 
