@@ -6,6 +6,7 @@ from helpers import refusal
 from scipy.special import ndtri
 
 import jaxacct as ja
+from jaxacct.calibration import risks
 from jaxacct.selection import Geometric
 
 RUNS = [  # noise multiplier, rate, steps; then of shared/reference/risk.csv: advantage, tpr at .001, mu above 1e-10
@@ -186,3 +187,11 @@ def test_an_empty_batch_of_risks_is_answered():
     run = {"sampling_probability": [], "steps": []}
     for risk in (("target_tpr", "at_fpr"), ("target_bayes_success", "prior"), ("target_posterior", "prior", "at_fpr")):
         assert ja.calibrate_noise_multiplier(**run, **{key: [] for key in risk}).value.shape == (0,)
+
+
+def test_a_record_that_is_seldom_sampled_needs_no_search(monkeypatch):
+    """The rate of any test exceeds its false-positive rate by at most the chance of a sample."""
+    monkeypatch.setattr(risks, "_by_contour", None)
+    given = {"target_tpr": [0.02, 0.99], "at_fpr": [0.01, 0.98], "sampling_probability": 1e-3, "steps": 9}
+    found = ja.calibrate_noise_multiplier(**given)
+    assert found.status.tolist() == ["not_binding", "not_binding"] and np.all(found.risk.upper <= given["target_tpr"])

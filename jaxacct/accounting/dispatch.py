@@ -38,6 +38,8 @@ COSTLY = 0.05
 """An engine that costs more CPU seconds for one configuration than this is asked only after all theorems."""
 WIDE = {"epsilon": 0.1, "delta": 0.5}
 """Rényi accounting is tried only for brackets whose relative width exceeds this. It does not improve narrower ones."""
+NARROW_FOR_SEARCH = 5e-4
+"""Relative width from which on a search asks no costly engine for a narrower bracket."""
 ATOMS_TOGETHER = 1_000_000
 """Largest number of atoms (losses with a mass), over all rows, that one call evaluates. This bounds the memory."""
 NO_RELATIVE_ACCURACY = 1e-300
@@ -140,8 +142,9 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     # The `wide` rows go to the costly engines. If the user chose an engine, all rows of `left` are `wide`.
     wide = left & (wanting if engine == "auto" else True)
     if engine == "auto" and wide.any():
-        # A bracket that the theorems make narrower than 0.01 rtol needs no costly engine.
-        wide &= is_open(answer, 0.01 * rtol, floor)
+        # A bracket that the theorems make narrower than 0.01 rtol needs no costly engine. A search needs none narrower
+        # than NARROW_FOR_SEARCH, since only upper ends decide what it returns.
+        wide &= is_open(answer, max(rtol, NARROW_FOR_SEARCH) if question.effort.in_search else 0.01 * rtol, floor)
     for one, can in known:
         rows = np.flatnonzero(wide & can)
         if one.cost > COSTLY and rows.size:

@@ -225,9 +225,17 @@ def checked(
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
-    """Return the search for a goal. The least protective limit is tried first where the rate is 0 or is the unknown."""
+    """Return the search for a goal.
+
+    The least protective limit is tried first where the rate is the unknown, and where the record is sampled with
+    probability at most delta.
+    """
     size = goal.epsilon.size
-    first = np.full(size, True) if goal.unknown == "sampling_probability" else goal.known["sampling_probability"] == 0
+    first = np.full(size, True)
+    if goal.unknown == "noise_multiplier" and "steps" in goal.known:  # delta is at most the chance of being sampled
+        first = chance_of_a_sample(goal.known) <= goal.delta
+    elif goal.unknown != "sampling_probability":
+        first = goal.known["sampling_probability"] == 0
     return Search(
         evaluate=evaluate,
         target=goal.epsilon,
@@ -240,6 +248,12 @@ def search_for(goal: Goal, evaluate: Any) -> Search:
         privates_first=first,
         all_there_is=goal.unknown == "sampling_probability" and goal.limits[1] == 1.0,
     )
+
+
+def chance_of_a_sample(known: dict[str, np.ndarray]) -> np.ndarray:
+    """Return the probabilities that a run of Poisson samples, with these rates and steps, samples a record at all."""
+    with np.errstate(divide="ignore"):
+        return -np.expm1(known["steps"] * np.log1p(-known["sampling_probability"]))
 
 
 def certified(goal: Goal, rows: np.ndarray, values: np.ndarray) -> Bounds:

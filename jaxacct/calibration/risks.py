@@ -44,6 +44,7 @@ from jaxacct.calibration.dp_sgd_search import (
     TOLERANCE,
     Calibration,
     Goal,
+    chance_of_a_sample,
     result,
     room,
     search_for,
@@ -165,12 +166,18 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     fpr = flat["baseline" if name == "target_reconstruction" else "at_fpr"]
     wanted = _rate_of_posterior(flat[name], flat["prior"], fpr) if name == "target_posterior" else flat[name]
     asked = (wanted < 1.0) & (wanted > fpr)
+    if goal.unknown == "noise_multiplier":  # where the record is sampled this rarely, every noise meets the target
+        seldom = asked & (chance_of_a_sample(goal.known) < (wanted - fpr) * (1.0 - 1e-6))
+        asked &= ~seldom
+    else:
+        seldom = np.zeros(wanted.shape, bool)
     # The best eps is about `-mu (ndtri(fpr) + ndtri(wanted))/2`, as for mu-Gaussian DP. It is negative in the
     # `mirrored` rows, where `fpr + wanted > 1`. They are solved in the reverse direction, where its sign changes.
     mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
     # Rows not `asked` need no search for eps. A wanted rate of 1 allows every delta, so their target delta is 1. A
     # wanted rate of at most fpr allows no delta, so their target delta is -1.
     epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
+    delta = np.where(seldom, _at_rate(goal, epsilon, wanted, fpr).delta, delta)
     rows = np.flatnonzero(~asked)
     if rows.size or not asked.size:
         pieces.append((rows, _value_for(goal._replace(epsilon=epsilon, delta=delta).take(rows))))
@@ -193,7 +200,7 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     # A value is shown to be the best if its rate is at least `enough`. `enough` is below `wanted` by 0.2 % of the
     # smaller of two distances: from `wanted` to fpr, and from `wanted` to 1.
     enough = wanted - 2e-3 * np.minimum(wanted - fpr, 1.0 - wanted)
-    low = _rates_at_least(goal, found.value, epsilon, wanted, fpr, enough)
+    low = _rates_at_least(goal, found.value, epsilon, wanted, fpr, np.where(found.status == "ok", enough, 0.0))
     rows = np.flatnonzero((found.status == "ok") & asked)
     best = low[rows] >= enough[rows]
     doubtful = rows[~best]
@@ -393,9 +400,12 @@ def _by_rounds(
     rows, near = np.arange(rate.size), np.ones(rate.size)
     side = "add_one" if goal.relation == "add_one" else "remove_one"  # the direction with the usually larger delta
 
+    # one or two steps have engines of their own; the lattice is never worth its time here
+    engine = "auto" if np.all(goal.known.get("steps", np.full(1, np.inf)) <= 2.0) else "contour"
+
     def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
         run, effort = goal.run(some, near[some]), account.effort_of_search(1e-3)
-        return by_parts(MechanismQuestion("delta", run, np.maximum(at, 0.0), side, effort, "contour"))
+        return by_parts(MechanismQuestion("delta", run, np.maximum(at, 0.0), side, effort, engine))
 
     for turn in range(3):  # after two rounds eps is too rough for "ok" in runs of one or two steps with a small target
         begin = near if turn else None
