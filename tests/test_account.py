@@ -291,3 +291,8 @@ def test_a_profile_at_its_last_delta_has_its_last_epsilon():
     assert found.upper[0] == np.inf and 1.0 <= found.upper[1] <= 1.0 + 1e-13 and found.upper[2] < 1.0
     assert found.status.tolist() == ["mass_at_infinity", "ok", "ok"]
     assert ja.epsilon(known, 1e-3).upper == np.inf and ja.epsilon(known, 2e-3).upper <= 1.0 + 1e-13
+
+
+def test_a_contour_that_certifies_no_small_error_is_asked_for_a_larger_one():
+    found = ja.epsilon(ja.dp_sgd(0.48690357, 1e-9, 10), 1e-20, engine="contour")
+    assert found.status == "ok" and found.upper - found.lower <= 1e-4 * found.upper

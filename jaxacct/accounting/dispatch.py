@@ -121,16 +121,18 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     # `known`: each engine, with the rows that it can answer
     mine = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
     known = [(one, one.supports(question)) for one in mine]
-    for one, can in known:
-        if one.cost > COSTLY:
-            continue
-        if engine != "auto" and not can[left].all():
-            raise InputError(one.refusal)
-        rows = np.flatnonzero(left & can & is_open(answer, rtol, floor))
-        if rows.size:
-            _ask(one, quantity, question, rows, side)
-        if one.settles:
-            left &= ~can
+    # Rows that contours leave open are asked about once more as in a search: larger errors are easier to certify.
+    for effort in dict.fromkeys((question.effort, question.effort._replace(in_search=True))):
+        for one, can in known:
+            if one.cost > COSTLY:
+                continue
+            if engine != "auto" and not can[left].all():
+                raise InputError(one.refusal)
+            rows = np.flatnonzero(left & can & is_open(answer, rtol, floor))
+            if rows.size:
+                _ask(one, quantity, question._replace(effort=effort), rows, side)
+            if one.settles:
+                left &= ~can
     # `wanting`: rows whose brackets are too wide, or were dropped after a contradiction.
     wanting = is_open(answer, rtol, floor) | contradicted
     # All theorems check the `doubtful` rows. Rows whose upper end is 0 are among them, because a bracket with the upper
