@@ -89,7 +89,7 @@ def join(options: argparse.Namespace) -> None:
 
 
 def report(options: argparse.Namespace) -> int:
-    """Write the page on a privacy claim; return exit status 1 if an answer on the page may not be claimed."""
+    """Write a report on the claims of a file. Return exit status 1 if one of them may not be made, otherwise 0."""
     from jaxacct.report import report as page_of  # a slow import that no other command needs
 
     prior = 0.5 if options.prior is None else options.prior
@@ -112,7 +112,7 @@ def report(options: argparse.Namespace) -> int:
 
 
 def ledger(options: argparse.Namespace) -> int:
-    """Show the spending of a training run, derived from the entries of its ledger (`jaxacct ledger show`)."""
+    """Print what each run in a ledger has spent, and the epsilon of all runs together (`jaxacct ledger show`)."""
     choice("action", options.action, ("show",))
     from jaxacct.training import Ledger  # a slow import that few commands need
 
@@ -121,7 +121,7 @@ def ledger(options: argparse.Namespace) -> int:
     runs = [_run(found, name, at) for name in found.runs]
     try:
         together = _answer(found.epsilon(at))
-    except InputError as error:  # the runs have no common epsilon, such as runs under two relations
+    except InputError as error:  # no epsilon covers all runs, for example if two runs have different relations
         if len(runs) == 1:
             raise
         together = {"lower": None, "estimate": None, "upper": None, "kind": None, "status": str(error)}
@@ -132,7 +132,7 @@ def ledger(options: argparse.Namespace) -> int:
 def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
     """Return the spending of one run as a dict.
 
-    The field `upper_if_seen` is the upper end of epsilon for the case that outputs were the reason for ending early.
+    The field `upper_if_seen` is the upper end of epsilon in case somebody ended the run early because of its outputs.
     """
     spent, headers = ledger.runs[name], ledger.headers[name]
     plan = headers[-1].plan

@@ -1,4 +1,4 @@
-"""Answers for people (a short aligned block) and for machines (one JSON object)."""
+"""Format answers as a short aligned block of text for people, or as one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def failed(table: Table) -> int:
 
 
 def as_text(table: Table, batch: bool, beside: Mapping[str, str] | None = None) -> str:
-    """Write a batch as a table, or one answer as lines, to which `beside` adds lines. Brackets are rounded outward."""
+    """Write a batch as a table, or one answer as lines with the lines of `beside`. Brackets are rounded outward."""
     if batch:
         usual = set(table["relation"].tolist()) == {"add_or_remove_one"}
         shown = [name for name in table.columns if name != "quantity" and not (name == "relation" and usual)]
@@ -74,7 +74,7 @@ def as_text(table: Table, batch: bool, beside: Mapping[str, str] | None = None) 
 
 
 def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
-    """Return how many rows of a sweep have each quantity, kind, status and engine, and the range of each end."""
+    """Return a sweep's counts of rows by quantity, kind, status and engine, and the range of each `ANSWER` column."""
     counts = {
         word: dict(Counter(str(value) for value in table[word] if value))
         for word in ("quantity", "kind", "status", "engine")
@@ -154,7 +154,7 @@ def _claim(row: dict[str, Any]) -> str:
 
 
 def _beside(risk: str, row: dict[str, Any]) -> str:
-    """Return the words that state for which settings a risk is claimed. For mu this is the smallest error rate."""
+    """Return the part of a claim that states the risk's settings, such as " at prior = 0.5"."""
     if risk == "target_mu":
         floor = float(row.get("above_fpr", math.nan))
         return f" where both error rates are at least {USUAL_FLOOR if math.isnan(floor) else floor!r}"
@@ -170,7 +170,7 @@ def _measured(row: dict[str, Any]) -> str:
 
 
 def _parameter(name: str, value: float) -> str:
-    """Write a parameter in ten digits. Noise multipliers are rounded up, rates down, so the target still holds."""
+    """Write a parameter in ten digits. Round a noise multiplier up and a rate down, so that the target is still met."""
     if math.isnan(value):
         return "none"
     text = str(int(value)) if name == "steps" else f"{value:.10g}"

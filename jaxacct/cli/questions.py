@@ -1,6 +1,6 @@
 """The commands epsilon, delta, calibrate, advise, risk, select and verify.
 
-The option --verify and the command `jaxacct verify` check answers by a second program, `jaxacct.verification`.
+With the option --verify or the command `jaxacct verify`, a second program (`jaxacct.verification`) checks the answers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _batch(fields: dict[str, Any]) -> bool:
 
 
 def _run(inputs: dict[str, np.ndarray]) -> tuple[Mechanism, str]:
-    """Return one mechanism with the runs of all rows, and the batch rule. Refuse rows that need two mechanisms."""
+    """Return one mechanism that holds the runs of all rows, and its batch rule. Refuse rows that one cannot hold."""
     kinds = list(alike(inputs))
     if len(kinds) > 1:
         name = "group" if len({kind["group"] for kind, _ in kinds}) > 1 else "dataset_size"
@@ -70,7 +70,7 @@ def _run(inputs: dict[str, np.ndarray]) -> tuple[Mechanism, str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run epsilon, delta or calibrate as one sweep. The i-th numbers of all given lists form configuration i."""
+    """Run the command epsilon, delta or calibrate as one sweep. The i-th numbers of all lists form configuration i."""
     if getattr(options, "mechanism", None) is not None:
         return _of_mechanism(options)
     risks = {word.removeprefix("target_"): word for word in TARGETS} if options.command == "calibrate" else {}
@@ -148,7 +148,7 @@ def risk(options: argparse.Namespace) -> int:
 
 
 def advise(options: argparse.Namespace) -> int:
-    """Print the error of each way to correlate noise, all at one privacy budget. --out writes a CSV table or a plot."""
+    """Print the error of noisy gradient sums for each way to correlate noise. With --out, write a table or plot too."""
     from jaxacct.plots import style  # slow imports that few commands need
     from jaxacct.training import advise_strategy
 
@@ -200,7 +200,7 @@ def select(options: argparse.Namespace) -> int:
 
 
 def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
-    """Return a table with the epsilon of each selection in `grid`: by a sweep if possible, else by a call per law."""
+    """Return a table with the epsilon of each selection in `grid`, from one sweep or from a call per law of K."""
     from jaxacct import selection
 
     choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))
@@ -223,7 +223,7 @@ def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) 
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Check a sweep's result or a ledger by the second program (`jaxacct verify RESULT|LEDGER`)."""
+    """Let the second program check a sweep's result or a ledger (`jaxacct verify RESULT|LEDGER`)."""
     seconds = SECONDS if options.seconds is None else float(options.seconds)
     if Path(options.result).suffix.lower() in ENDINGS:
         if options.delta is not None:
@@ -304,7 +304,7 @@ def _verified(
         from jaxacct.verification import verify as by_second_program
     except ModuleNotFoundError as error:
         raise InputError(str(error)) from None
-    bracket = SimpleNamespace(lower=lower, upper=upper)  # `Bounds` would refuse ends that are out of order in a file
+    bracket = SimpleNamespace(lower=lower, upper=upper)  # a file may hold lower > upper, which `Bounds` would refuse
     found = by_second_program(mechanism, bracket, relation=relation, seconds=seconds, **asked)
     return _said(found.status, found.explanation, found.digits, found.seconds)
 

@@ -1,7 +1,7 @@
-"""`jaxacct warm`: compile the programs of sweeps and of training ahead, and keep the programs on the disk.
+"""`jaxacct warm`: compile the programs of sweeps and of training in advance, and keep the programs on the disk.
 
-There is no list of programs.  The command asks a few questions through the public functions, which compile the programs
-that they need.  The questions are chosen so that together they need programs of all array sizes.
+The command calls public functions such as `epsilon` on a few examples, called questions.  Each call compiles the
+programs that it needs.  Together the questions need programs of all array sizes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def questions() -> Iterator[Question]:
-    """Yield the questions that compile the programs; their answers are not used."""
+    """Yield functions without arguments. A call of a function compiles programs; the result of the call is not used."""
     for of in itertools.product(NOISE, RATE, STEPS):
         for delta in DELTA:
             yield functools.partial(account.epsilon, dp_sgd(*of), delta, engine="contour")

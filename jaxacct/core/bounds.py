@@ -107,12 +107,12 @@ def _sentence(status: Any, kind: Any, place: str = "") -> str:
 class Bounds:
     """Bracket lower <= estimate <= upper of a privacy quantity, one element for each configuration of the batch.
 
-    The attribute ``ok`` is True where the status needs no action. All three ends are NaN only where a question has
-    no answer; ``ok`` is then False. `jaxacct.explain` says what a kind and a status mean.
+    The attribute ``ok`` is True where the status needs no action. If one of lower, estimate and upper is
+    NaN, all three are NaN and ``ok`` is False. `jaxacct.explain` says what a kind and a status mean.
 
-    A bracket is not one number, so ``b <= 3`` raises TypeError. Use ``b.upper <= 3`` in a claim, and ``b.lower > 3`` to
-    refute one. ``f"{b:.4g}"`` rounds the lower end down and the upper end up, so a claim copied from the text holds.
-    The text names any kind other than "certified" and any status other than "ok".
+    A bracket is not one number, so ``b <= 3`` raises TypeError. ``b.upper <= 3`` supports the claim "at most 3", and
+    ``b.lower > 3`` refutes the claim. ``f"{b:.4g}"`` rounds the lower end down and the upper end up, so a claim copied
+    from the text holds. The text names any kind other than "certified" and any status other than "ok".
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class Bounds:
     (True, 0.3333333333333333, 'epsilon in [1, 1.5]')
     """
 
-    __array_ufunc__ = None  # NumPy then leaves comparisons to this class, which refuses them
+    __array_ufunc__ = None  # makes `array <= b` call the method of this class, which raises TypeError
 
     lower: Leaf
     estimate: Leaf

@@ -1,7 +1,7 @@
 """ChaCha20 [RFC 8439] as a JAX random generator with keys of 256 bits. Under a key, each purpose has its own keystream.
 
 The keys of Threefry, JAX's default, have 64 bits. An attacker who tries all 64-bit keys can compute the noise.
-The functions `host_...` compute the same words in NumPy, for draws that are made on the host, such as batches.
+The functions `host_...` compute the same keystream in NumPy, for draws on the host, such as the draws of batches.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
     """Apply four quarter rounds to the columns of the state and four to its diagonals. NumPy arrays change in place.
 
     The state has four rows: a, b, c and d. If one row stays and the other three are rotated, the diagonals become
-    columns. Here c stays, because XLA's program for CPUs is then fastest.
+    columns. Here c stays, because with this choice XLA's program for CPUs is fastest.
     """
     a, b, c, d = _quarter_rounds(*rows)
     a, b, d = (_turned(row, by) for row, by in ((a, 2), (b, 1), (d, -1)))
@@ -96,7 +96,7 @@ def _rotate(x: Any, by: int) -> Any:
 
 
 def _turned(row: Any, by: int) -> Any:
-    """Return an array of shape (4, n) with its four lines rotated down by `by` places."""
+    """Rotate an array of shape (4, n) along its first axis, down by `by` places."""
     return row[_TURNS[by]] if isinstance(row, np.ndarray) else jnp.roll(row, by, axis=0)
 
 
@@ -225,7 +225,7 @@ def host_block(key: Any, counter: Any, nonce: tuple[Any, Any, Any]) -> np.ndarra
 
 
 def host_fold_in(key: Any, data: Any) -> np.ndarray:
-    """Return the words of ``jax.random.fold_in(key, data)``, with a column for each element if `data` is an array."""
+    """Return the words of ``jax.random.fold_in(key, data)``: shape (8,), or (8, n) for an array of n numbers `data`."""
     data = np.asarray(data, np.uint32)
     found = host_block(key, np.zeros(data.size, np.uint32), (data.reshape(-1), 0, _FOLD_IN))[:, :8]
     return found.T if data.ndim else found[0]

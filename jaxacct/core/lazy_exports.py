@@ -51,8 +51,8 @@ def lazy_exports(
             module = (error.name or "").partition(".")[0]
             if module not in EXTRAS:
                 raise
-            # For `from package import name` the caller is Python's `_handle_fromlist`, and the import fails at once.
-            # For a star import the caller has set `recursive`, and the import gets the stand-in.
+            # Python's `_handle_fromlist` calls this function for `from package import name`: raise the error at once.
+            # In a star import the argument `recursive` of `_handle_fromlist` is True: return the stand-in.
             caller = sys._getframe(1)
             if caller.f_code.co_name == "_handle_fromlist" and not caller.f_locals.get("recursive"):
                 raise ModuleNotFoundError(lacking(f"{package}.{name}", module), name=module) from None

@@ -1,6 +1,6 @@
-"""HTML with which a notebook shows results: small tables without scripts, colours or fonts of their own.
+"""Small HTML tables that show results in a notebook. They have no scripts and inherit colours and fonts.
 
-All text is escaped. Lines are half transparent grey, so that light and dark themes both show them.
+All text is escaped. The lines between rows are a transparent grey, which is visible in light and in dark themes.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Progress:
 
     @property
     def stands(self) -> bool:
-        """Whether the terminal's last line is this bar."""
+        """Whether this bar stands on the terminal's last line."""
         return self in _open
 
     def erase(self) -> None:
@@ -118,7 +118,7 @@ def tracked(items: Iterable[Item], unit: str, show: bool | None = None) -> Itera
 
 
 class Waiting:
-    """Work that `waiting` watches; `done` counts its finished rows."""
+    """The object that `waiting` yields. The `with` block counts finished rows (or other units) in `done`."""
 
     done = 0
 
@@ -133,7 +133,7 @@ def waiting(total: int | None, unit: str = "rows", show: bool | None = None) -> 
         return
     try:
         with contextlib.ExitStack() as line:
-            with contextlib.suppress(RuntimeError):  # no thread can be started: work on without a line
+            with contextlib.suppress(RuntimeError):  # if no thread can be started, no line is shown
                 line.enter_context(_ticking(work, total, unit))
             yield work
     finally:
@@ -177,18 +177,18 @@ def on_terminal() -> bool:
 
 
 def in_notebook() -> bool:
-    """Return whether the process is a Jupyter kernel. A kernel has imported IPython, so this function need not."""
+    """Return whether the process is a Jupyter kernel. A process that has not imported IPython is no kernel."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     return shell is not None and getattr(shell(), "kernel", None) is not None
 
 
 def say(line: str) -> None:
-    """Print one line on standard error in place of an open bar; the bar is redrawn below the line."""
+    """Print one line on standard error. The line replaces an open bar, whose next update appears below the line."""
     print(f"\r{line:<{_open[-1].width}}" if _open else line, file=sys.stderr, flush=True)
 
 
 def bar(done: int, total: int | None, seconds: float, there: int = 0, unit: str = "rows") -> str:
-    """Return one line of progress. The first `there` rows were done before `seconds` began.
+    """Return one line of progress. `seconds` is the time that the rows after the first `there` took.
 
     >>> bar(512, 1024, 2.0)
     '[############............] 512/1,024  256 rows/s  0:02 left'

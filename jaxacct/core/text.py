@@ -31,7 +31,7 @@ def outward(value: float | Decimal, spec: str, up: bool) -> str:
     if not math.isfinite(number):
         return text
     exact, there, step = Decimal(value), number, math.ulp(number)
-    unfilled = _FILL.sub("", spec)  # `_on_the_side` would read digits of the fill as digits of the number
+    unfilled = _FILL.sub("", spec)  # drops a fill such as "0": `_on_the_side` would take it for a digit
     while not _on_the_side(format(there, unfilled), exact, up):
         there = number + step if up else number - step
         step *= 2.0
@@ -43,7 +43,7 @@ def outward(value: float | Decimal, spec: str, up: bool) -> str:
 def _on_the_side(text: str, exact: Decimal, up: bool) -> bool:
     found = _NUMBER.search(text)
     if found is None:
-        return ("-" not in text) == up  # "inf" or "-inf": a large number in per cent overflows
+        return ("-" not in text) == up  # the text is "inf" or "-inf": the number times 100, for per cent, overflowed
     shown = Decimal(re.sub("[,_%]", "", found[0]))
     # 2000 digits are enough to divide any percentage by 100 without rounding
     shown = shown.scaleb(-2, Context(prec=2000)) if found[0].endswith("%") else shown

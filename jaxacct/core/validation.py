@@ -59,7 +59,7 @@ class TracerError(InputError, TypeError):
 
 
 class UnboundedLossError(InputError):
-    """Refusal of delta = 0 where the loss is unbounded: `bad` is True there. In the message `what` is the mechanism."""
+    """Refusal of delta = 0 for an unbounded loss. `bad` is True in the refused rows. `what` names the mechanism."""
 
     def __init__(self, bad: np.ndarray, what: str = "a mechanism") -> None:
         self.bad = bad
@@ -107,7 +107,7 @@ def _unknown(call: str, ours: tuple[str, ...], given: Iterable[str]) -> UnknownK
 
 @dataclass(frozen=True)
 class Constraint:
-    """Set of finite real numbers that a field may hold. `remedy` ends the message; ``{name}`` in it is the field."""
+    """The finite real numbers that a field may hold. `remedy` ends an error message. Its ``{name}`` is the field."""
 
     remedy: str
     lower: float | int
@@ -176,7 +176,7 @@ def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
         raw = _from_objects(name, raw, constraint)
     if jax.numpy.issubdtype(raw.dtype, np.floating):
         raw = raw.astype(np.float64)
-    elif not jax.numpy.issubdtype(raw.dtype, np.integer):  # integers stay as they are: float64 rounds above 2**53
+    elif not jax.numpy.issubdtype(raw.dtype, np.integer):  # integers are checked uncast: float64 rounds above 2**53
         raise InputError(f"{name} has dtype {raw.dtype} and {_expected(constraint)}; {_remedy(name, constraint)}")
     bad = ~constraint.holds(raw)
     if bad.any():
@@ -215,7 +215,7 @@ def refuse_where(
     rest: str | Callable[[tuple[int, ...]], str],
     written: Callable[[float], str] = repr,
 ) -> None:
-    """Refuse the first value where `bad` is True. `rest` is the end of the message, or maps the index to this end."""
+    """Refuse the first value where `bad` is True. `rest` is the end of the message, or a function from index to end."""
     if np.any(bad):
         index = tuple(np.argwhere(bad)[0].tolist())
         value = float(np.broadcast_to(values, np.shape(bad))[index])
@@ -227,7 +227,7 @@ def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, 
     """Refuse the first value above its limit. Values and limits broadcast; `of` names the limit in the message."""
     shape = broadcast_shape({name: values.shape, of: limits.shape})
     if math.prod(shape) == 1:
-        shape, values, limits = (), values.reshape(()), limits.reshape(())  # the message then has no index
+        shape, values, limits = (), values.reshape(()), limits.reshape(())  # so that the message has no index
     limit = np.broadcast_to(limits, shape)
     rest = lambda index: f"must be <= {of} = {limit[index]:g}; {remedy}"
     refuse_where(np.broadcast_to(values > limits, shape), name, values, rest, "{:g}".format)
