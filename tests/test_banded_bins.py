@@ -409,7 +409,7 @@ def test_three_bins_by_a_double_integral(beside, noise, eps):
         price = np.where(strike > 0.0, price, (size - strike) * (sign > 0.0)) * (1.0 if sign > 0.0 else np.exp(eps))
         found = ja.delta(run, eps, relation=relation)
         assert found.lower - 1e-11 <= weight @ (price @ weight) <= found.upper + 1e-11
-        assert found.upper - found.lower < 1e-7 * found.upper
+        assert found.upper - found.lower < 3e-7 * found.upper  # the width that deltas aim at
 
 
 @pytest.mark.slow

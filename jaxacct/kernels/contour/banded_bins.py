@@ -35,23 +35,23 @@ ROUGHLY = 4
 QUANTILES = np.linspace(-6.0, 3.0, 28)
 """Values of u in the bound E e^{-xX} >= Phi(u) e^{-x X(u)}, whose best value is used. log X is normal, and X(u) is the
 value of X where log X lies u standard deviations above its mean."""
-SHAPES = ((0.0, 1.0), (0.1, 4.0), (0.25, 2.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0))
+SHAPES = ((0.0, 1.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0), (0.7, 2.0))
 """Pairs (bend, scale/c), one for each shape of line that is tried. `Line` defines bend, scale and c."""
 CELLS = 200
 """Number of cells into which a line is divided, to bound an integral along it."""
-BOX, MOST_BOXES = 0.6, 36
+BOX, MOST_BOXES, ROUGH_BOXES = 0.6, 36, 18
 """The nodes of a lattice are grouped into boxes. log X grows by about BOX over one box, or by more if boxes of that
-size would be more than MOST_BOXES."""
+size would be more than MOST_BOXES, or ROUGH_BOXES for an estimate."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
 """Pairs (share, begin), one for each path that is tried. The path's shift is this share of the largest shift. The
 path's window begins where |z| X/b = begin. If begin is 0, there is no window, and the shift is the same everywhere."""
-NEARLY = 0.2
+NEARLY = 0.15
 """If no lattice reaches the wanted accuracy, an error of up to e^NEARLY times the least possible error is accepted."""
 GROUPS = 16
 """Approximate number of groups (`Wedge`) into which the points of a line are divided. A group has one error bound."""
-REACH = 7.0, 9.0
-"""Smallest and largest reach of a lattice. The reach is the largest node, in standard deviations of a normal."""
-LATTICES = 13
+REACH = 9.0
+"""Largest reach of a lattice. The reach is the largest node, in standard deviations of a normal."""
+LATTICES = 20
 """Number of lattices that are tried for a line."""
 BLOCK = 12
 """Largest number of nodes over which one matrix product sums (`_times`)."""
@@ -186,7 +186,7 @@ class Path(NamedTuple):
         return real, np.where(always, 0.0, e * np.sin(turn) / below), np.where(always, 0.0, e / below / width)
 
 
-def lattice_for(bins: Bins, nats: float, reach: float = REACH[1]) -> Lattice:
+def lattice_for(bins: Bins, nats: float, reach: float = REACH) -> Lattice:
     """Choose a lattice from -reach to reach whose sums are off by about e^-nats. `Errors` bounds the true error."""
     width = min(0.85 * RIGHT / bins.largest, (2.0 * nats) ** 0.5)
     found = min(2.0 * np.pi * width / (nats + 0.5 * width * width), np.pi * (2.0 / nats) ** 0.5)
@@ -299,7 +299,7 @@ class Errors:
     def __init__(self, bins: Bins, lattice: Lattice, rough: bool = False) -> None:
         self.bins, self.lattice, self.kinds = bins, lattice, list(bins.kinds(rough))
         step, half, nodes = lattice.step, lattice.half, 2 * lattice.half + 1
-        many = int(np.ceil(max(BOX / bins.angles[1] / step, nodes / MOST_BOXES)))
+        many = int(np.ceil(max(BOX / bins.angles[1] / step, nodes / (ROUGH_BOXES if rough else MOST_BOXES))))
         begin = np.arange(0, nodes, many)
         edges = np.concatenate([(begin - half - 0.5) * step, [(half + 0.5) * step]])
         sums = np.add.reduceat(step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * lattice.nodes**2), begin)
@@ -418,8 +418,8 @@ def pieces(
     """Choose a path and one of the `lattices` (coarsest first) for each z. Yield a `Piece` for each lattice used.
 
     The sum of the errors at all z, times their weights, should be at most e^log_goal. If no choice reaches this goal,
-    the sum should be near the least possible sum (`NEARLY`). Each wedge gets the coarsest lattice whose error exceeds
-    the wedge's least error by at most an allowance. All wedges have the same allowance, as large as the sum permits.
+    the sum should be near the least possible sum (`NEARLY`). Each wedge gets the lattice whose work, plus its error
+    times a price, is least. All wedges have the same price, which is as low as the sum permits.
     """
     groups = np.arange(0, z.size, max(1, z.size // GROUPS))
     many = np.diff(np.append(groups, z.size))
@@ -428,22 +428,22 @@ def pieces(
     tried = paths(middle, wedge)
     guess = np.array([middle.log_error(decay, wedge, path, errors)[1:] for path in tried])  # (paths, lattices, wedges)
     total = np.min(guess, axis=0) + np.logaddexp.reduceat(log_weight, groups)
-    least = np.min(total, axis=0)
-    limit = max(log_goal, float(np.logaddexp.reduce(least)) + NEARLY)
-    for share in limit - np.arange(0.0, 10.0, 0.5):
-        enough = total <= np.logaddexp(least, share)
-        if np.logaddexp.reduce(total[np.argmax(enough, axis=0), np.arange(groups.size)]) <= limit:
+    limit = max(log_goal, float(np.logaddexp.reduce(np.min(total, axis=0))) + NEARLY)
+    work, left = np.multiply.outer([_work(bins, lattice) for lattice in lattices], many), np.ones(groups.size, bool)
+    share = np.exp(np.minimum(total - min(limit, 600.0), 600.0))  # `limit` may be infinite
+    for price in work.max() * 1.5 ** np.arange(-20.0, 60.0):
+        chosen = np.argmin(work + price * share, axis=0)
+        if np.sum(share[chosen, np.arange(groups.size)]) <= 1.0:
             break
-    left = np.ones(groups.size, bool)
-    for each, lattice, rows, guesses in zip(errors, lattices, enough, guess.swapaxes(0, 1), strict=True):
-        here = np.flatnonzero(left & rows if each is not errors[-1] else left)
+    for number, (each, lattice, guesses) in enumerate(zip(errors, lattices, guess.swapaxes(0, 1), strict=True)):
+        here = np.flatnonzero(left & (chosen <= number))
         if here.size == 0:
             continue
         best = np.argmin(guesses[:, here], axis=0)
         path = Path(*(np.array(every)[best, here] for every in zip(*tried, strict=True)))
         logs = each.log_error(decay, Wedge(*(every[here] for every in wedge)), path)[0]
         # a wedge whose bound is much worse than its estimate is left to the next lattice
-        keep = logs <= guesses[best, here] + 1.0 if each is not errors[-1] else np.ones(here.size, bool)
+        keep = (logs <= guesses[best, here] + 1.0) | (each is errors[-1])
         left[here[keep]] = False
         at = np.concatenate([np.arange(0), *(np.arange(groups[i], groups[i] + many[i]) for i in here[keep])])
         spread = lambda values, keep=keep, many=many[here[keep]]: np.repeat(values[keep], many)
@@ -622,10 +622,10 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
     for share, (bend, scale) in itertools.product((0.6, 1.0), SHAPES if bins.sizes.max() > 0.15 else SHAPES[:1]):
         line = Line(share * saddle, bend, scale * share * saddle)
         v = line.places(CELLS, 1e3 * decay.x[-1])
-        enough = np.flatnonzero(log_beyond(bins, decay, line, 0.0, v) + k * line.at(v)[0].real < log_goal)
+        enough = np.flatnonzero(log_beyond(bins, decay, line, 0.0, v) + k * line.at(v)[0].real < log_goal - 2.0)
         if enough.size == 0:
             continue
-        for width in np.array([0.4, 0.7, 0.85]) * min(line.c, line.scale * np.arctan(bend) if bend else line.c):
+        for width in np.array([0.7, 0.95]) * min(line.c, line.scale * np.arctan(bend) if bend else line.c):
             strips = tuple(cells_on(bins, decay, line, side * width, v) for side in (1.0, -1.0))
             log_sum = float(np.logaddexp(*(each.log_sum(k) for each in strips)))
             if log_sum == np.inf:
@@ -640,8 +640,8 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
     factor = step / np.pi * speed / (1j * z * z) * np.where(np.arange(count + 1) == 0, 0.5, 1.0)
     log_weight = np.log(np.abs(factor)) + k * z.real
     nats = max(float(k * line.c + decay(line.c) - np.log(line.c)) - log_goal, 10.0)
-    fineness = np.geomspace(0.6 * nats, 6.0 * nats + 36.0, LATTICES).tolist()
-    lattices = [lattice_for(bins, each, min(max((1.4 * each + 8.0) ** 0.5, REACH[0]), REACH[1])) for each in fineness]
+    reach = min((2.0 * nats + 8.0) ** 0.5, REACH) if k >= 1.0 else REACH
+    lattices = [lattice_for(bins, float(each), reach) for each in np.geomspace(0.6 * nats, 6.0 * nats + 36.0, LATTICES)]
     lattices = [each for each in lattices if each.half < MOST_HALF and (nodes + 3.0) * _work(bins, each) < most]
     # about a seventh (e^-2) of the contour's error is left to the lattices
     used = list(pieces(bins, decay, z, log_weight, log_goal - 2.0, lattices)) if lattices else []
