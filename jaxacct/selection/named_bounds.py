@@ -30,16 +30,16 @@ from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegative
 CHUNK = 256
 """Number of configurations computed at once: so few that their arrays stay in the processor's cache."""
 PROFILE_LAWS = (TruncatedNegativeBinomial, Binomial, Poisson)
-"""Laws of K with a published bound by the privacy profile."""
+"""Laws of K, the number of runs, for which a bound from the base's privacy profile is published."""
 RENYI_LAWS = (TruncatedNegativeBinomial, Poisson)
-"""Laws of K with a published Rényi bound."""
+"""Laws of K for which a bound from the base's Rényi divergences is published."""
 RENYI_ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
-"""Orders that the Rényi bound tries: 40 for each power of ten of `order - 1`.  Any order gives a true bound."""
+"""Rényi orders, 40 for each power of ten of `order - 1`. Each gives a true bound, so a coarse grid is enough."""
 ROUNDED_UP = 1.0 + 1e-12
 """Factor by which the published bounds are rounded up. It covers the rounding error of each formula."""
 REACHES = (9.0, 13.0, 37.5)
-"""How many standard deviations the nodes go beyond the means 0 and mu of the two normal laws. A configuration takes
-the first of these numbers at which the nodes hold all but 1e-9 of delta. Beyond 37.5, masses underflow in float64."""
+"""How many standard deviations the nodes go beyond the means 0 and mu of the two normal laws. `by_monotone_score` takes
+the first of these numbers that is large enough for a configuration. Beyond 37.5, masses underflow in float64."""
 LARGEST_EPS = 700.0
 """Largest eps that is searched, so that e^eps is finite."""
 

@@ -45,9 +45,10 @@ from jaxacct.selection.law_of_k import (
 from jaxacct.selection.worst_case import known_bases
 
 MASS_ERROR = 16.0 * ROUNDOFF
-"""Upper bound of the absolute error of a mass. Masses are at most 1, and a difference of two takes a few roundings."""
+"""Bound of the absolute error of a mass. Masses are at most 1. A difference of two masses takes a few roundings."""
 RELATIVE_ERROR = 4e-12
-"""Upper bound of the relative errors of masses, phi and phi'.  phi' is computed as e^x, with x up to 700."""
+"""Upper bound of the relative errors of masses, phi and phi'. It is so large because phi' is computed as e^x, with x up
+to 700. The absolute error of x becomes the relative error of e^x."""
 ROUNDED_UP = 1.0 + 1e-11
 """Factor by which the bounds from the base alone are rounded up. It covers the rounding error of each formula."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
@@ -55,13 +56,14 @@ LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
 """The search over v begins with FIRST_CELLS cells, cuts cells into PIECES_PER_CUT pieces, and ends at MOST_CELLS."""
 RATIO_TOLERANCE = 1e-8
-"""Relative error at which `largest_ratio` aims. The logarithm of this ratio is a term of the largest loss."""
+"""Relative error that `largest_ratio` aims at. The largest loss has the term log(ratio), with an error of 1e-8."""
 KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
-"""Laws whose `largest_ratio` is reached at a knot of the curve (README.md, "The ends of the profile")."""
+"""Laws of K for which phi'(T(v) - p)/phi'(v) is largest at a knot of T (README.md, "The ends of the profile")."""
 LARGEST_LOSS = 650.0
-"""Largest loss of the base for which `largest_ratio` and other orders of scores are tried, so that e^loss is finite."""
+"""`largest_ratio` and `orders` are used only for bases with a largest loss below this, so that e^loss is finite."""
 LEAST_SLOPE = 1e-290
-"""A smaller phi' is rounded up to this. An order of scores with a smaller cost is not used: float64 loses digits."""
+"""`largest_ratio` rounds a smaller phi' up to this. `orders` drops orders of scores with a smaller cost. Numbers
+below this may lose digits in float64."""
 
 
 class Limits(NamedTuple):

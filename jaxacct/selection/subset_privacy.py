@@ -27,7 +27,7 @@ VARIANTS = ("rest", "all")
 RELATIONS = ("remove_one", "add_one")
 """The relations of removing and of adding a record, in the order in which PrivacyProfile takes their deltas."""
 SUM_ERROR = 1e-10
-"""A sum of up to 10^6 products of two masses is taken to have at most this relative error."""
+"""Assumed upper bound of the relative error of a sum of up to 10^6 products of two masses."""
 
 
 def subset_epsilon(

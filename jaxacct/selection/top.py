@@ -36,7 +36,7 @@ from jaxacct.selection.law_of_k import Law, PointMass, derivative, evaluated, pr
 from jaxacct.selection.profile_ends import RELATIVE_ERROR
 
 TOP = Constraint("use a whole number of candidates from 1 to 16", 1, 16, integral=True)
-"""Allowed values of j. The bound for the best j needs the profiles of 1, ..., j runs."""
+"""Allowed values of j, the number of released candidates. The bound needs the profiles of 1, ..., j runs."""
 MOST_ATOMS = 1500
 """If several runs together have at most this many outcomes, their joint law is computed outcome by outcome."""
 

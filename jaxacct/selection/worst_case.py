@@ -25,16 +25,16 @@ from jaxacct.selection.base_profile import SAYS_NOTHING, Base, Curve, bases, mee
 from jaxacct.selection.law_of_k import Law, evaluated, require_law
 
 LARGEST_EPS = 600.0
-"""Largest eps that is searched, far from the overflow of exp.  At a larger eps, delta is at most delta(LARGEST_EPS)."""
+"""Largest eps that is searched. Here e^eps is far from overflow. For a larger eps, delta(LARGEST_EPS) bounds delta."""
 MOST_KEPT = 128
 """Number of bases whose curves are kept. The curves of a base take up to 2 MB."""
 _kept: dict[tuple[Mechanism, bool, bool], Base] = {}
 """Bases by (mechanism, `coarse`, whether NumPy computed them). The most recently used bases are at the end."""
 _keeping = threading.Lock()
 PER_CALL = 16
-"""Number of configurations in one call of a compiled program.  The calls run on all cores."""
+"""Number of configurations in one call of a compiled program. The calls run in as many threads as there are cores."""
 WIDTH = 1e-4
-"""A finer resolution is used for a bracket wider than this. The width is absolute for eps, and relative for delta."""
+"""Width above which a bracket is computed again at a finer resolution, absolute for eps and relative for delta."""
 
 
 def known_bases(run: Mechanism, coarse: bool = False) -> list[Base]:

@@ -18,7 +18,7 @@ from jaxacct.core.validation import PROBABILITY, Constraint, InputError, check_i
 MOST_PATTERNS = 4000
 """All participation patterns are compared if there are at most this many, as in runs of a dozen steps."""
 MOST_ENTRIES = 2**25
-"""The worst pattern is searched for only if C^T C has at most this many entries, which take some 1 GB of memory."""
+"""Largest number of stored entries of C^T C with which a worst pattern is searched for, in some 1 GB of memory."""
 MOST_SHOWN = 800
 """`repr` cuts a field's text that is longer than this, some 40 numbers."""
 STEPS = Constraint("use a number of steps that a run can take", 1, 10**6, integral=True)

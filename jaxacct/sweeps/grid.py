@@ -298,13 +298,13 @@ def _and(words: Sequence[str]) -> str:
 _SETTINGS = ("name", "quantity", "zip")
 """Keys of a TOML block that are no inputs."""
 COLUMNS = ("name", "quantity", *INPUTS)
-"""Columns with a meaning; all other columns are kept beside the answers."""
+"""Columns that a sweep reads. All other columns of a grid are copied to the result, beside the answers."""
 SETTLED_BY = {
     **SOURCES,
     "sampling_probability": ("dataset_size", *SOURCES["sampling_probability"]),
     **{f"{prefix}{name}": (name, f"target_{name}") for name in ("epsilon", "delta") for prefix in ("", "target_")},
 }
-"""For each input, other inputs that settle the same quantity.  A grid that has the input needs none of the others."""
+"""Maps an input to other inputs that can give the same quantity.  A grid that has the input needs none of them."""
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:

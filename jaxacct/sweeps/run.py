@@ -30,7 +30,8 @@ from jaxacct.sweeps.solve import Settings, settings, solve
 from jaxacct.sweeps.table import Table
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Limits of the default block. Fewer rows would not fill a compiled program; with more, a kill loses more work."""
+"""Least and largest default of `block`, the number of rows between two writes to the journal. Fewer rows would not fill
+a compiled program. If the process is killed, the rows of the unfinished block are lost."""
 POLL_SECONDS = 0.2
 """Seconds between two checks for the files of other processes.  The pause spares a shared file system."""
 

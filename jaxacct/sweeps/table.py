@@ -29,7 +29,7 @@ WHOLE = (*COUNTS, "epochs")
 ENDINGS = (".csv", ".parquet")
 """File endings of a result."""
 REPLACE = "replace it with --overwrite (overwrite=True)"
-"""Remedy for a result that exists already."""
+"""Remedy that the error message gives if the result file exists already."""
 ROWS_PER_PIECE = 8192
 """Number of rows that are turned into text, or into a Parquet row group, at a time: a few megabytes of text."""
 

@@ -32,7 +32,7 @@ from jaxacct.tuning.private_score import whole
 FAMILIES = ("geometric", "poisson", "logarithmic", "truncated_negative_binomial")
 """Families of laws of K, the number of candidates.  The mean E[K] fixes the family's one free parameter."""
 FIXED = "fixed"
-"""Name of the family of laws in which K is a fixed number; adaptive candidates have this family."""
+"""Name of the family of laws in which K is a fixed number.  The advisor uses this family for adaptive candidates."""
 ONE_TARGET = "ask for one target at a time"
 MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEAN, lower_open=True)
 

@@ -37,13 +37,13 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE, WITH_NOI
 from jaxacct.tuning.search_spaces import plain
 
 STEP_STREAM = 5
-"""Purpose of the stream that gives each step its key; `training.step.noise` has the purposes 1 to 4 and 7 to 9."""
+"""`purpose` of `noise.stream` for the keys of the steps.  `training.step.noise` itself uses 1 to 4 and 7 to 9."""
 PASS_STREAM = 6
-"""Purpose of the stream that gives each pass over fixed batches, and each round of allocation, its key."""
+"""`purpose` of `noise.stream` for the keys of passes over fixed batches and of rounds of allocation."""
 STEPS_PER_CALL = 128
 """Number of training steps in one call of the compiled program; training can be interrupted between two calls."""
 CANDIDATES_PER_CALL = 16
-"""Number of candidates in one call of the compiled program; it is fixed, so that shapes do not depend on K."""
+"""Number of candidates in one call of the compiled program.  It is fixed, so that array shapes do not depend on K."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from jaxacct.tuning.private_score import Whole, whole
 TUNING_POINTS = 112
 """Number of points of a selection's profile (epsilon, delta): twice as many would lower epsilon by less than 0.1 %."""
 LAST_DELTA_SHARE = 1e-4
-"""Profiles end at this share of the target delta.  That last delta counts as the chance of an infinite loss."""
+"""The last delta of a profile is this share of the target delta.  It counts as the chance of an infinite loss."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
 ABOVE_ZERO = Constraint("use a {name} above 0 and at most 1", 0, 1, lower_open=True)

@@ -30,7 +30,7 @@ BITS = (160, 320, 1280, 5120)
 """Bits of precision of closed forms and of enumeration at each level. Cancellation costs some laws thousands of
 bits."""
 DIGITS = (4, 10, 15, 22)
-"""Decimal digits wanted of a sum over a line at each level. The first level decides most brackets."""
+"""Decimal digits wanted of a sum over a line (line_sum.py) at each level. Level 0 decides most brackets."""
 NODES = (20_000, 100_000, 400_000, 1_000_000)
 """Largest number of nodes of a sum over a line at each level. The last number bounds the time and memory of a sum."""
 GAUSSIAN_DIGITS = (12, 15, 19, 25)

@@ -18,7 +18,7 @@ from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, w
 from jaxacct.verification.sampled_gaussian import SampledGaussian, around_fixed_point
 
 NEGLIGIBLE = arb(2) ** -400
-"""A mixture over the number of drawn records leaves out the largest numbers.  Their probabilities sum to less than
+"""A mixture over the number of drawn records leaves out the largest numbers. Their probabilities together are less than
 this."""
 
 

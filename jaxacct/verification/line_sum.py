@@ -24,13 +24,13 @@ from jaxacct.verification.closed_form_losses import GaussianLoss
 from jaxacct.verification.sampled_gaussian import Cut
 
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
-"""Positions Re z that are tried for the line of integration, divided by the saddle point.
+"""The line of integration is tried at Re z = share * saddle point, for each of these shares.
 
-At a share below 1 the aliases, which are the terms in delta(eps + j period) with j != 0, may fall faster.
+At a share below 1 the aliases may fall faster.  These are the terms e^{j c p} delta(eps + j p) with j != 0.
 """
 LONG_SUM_PRODUCTS = 400_000
-"""A sum of at least this many products counts as long. Then plans with cuts are tried as well. Each node of the sum
-takes as many products as M(z) has nodes."""
+"""A sum with at least this many products counts as long. For a long sum of sampled Gaussians, the costlier plans of
+`plans` are tried too. Each node of the sum takes as many products as the quadrature for M(z) has nodes."""
 REUSE_SHARE = 1e-3
 """A kept sum is used again if the new epsilon differs from the sum's own epsilon by at most this number times epsilon,
 and the new log_scale differs from the sum's own log_scale by at most this number."""

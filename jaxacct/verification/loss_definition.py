@@ -514,7 +514,7 @@ MOST_SIGNS = 10
 NEARLY = arb(1e-12)
 """Two squared norms are merged into one ball if their relative difference is below this."""
 Moves = tuple[Any, list[tuple[Any, int]]]
-"""The rate at which a record is sampled, and pairs (squared move of a release, number of such releases)."""
+"""The rate at which a record is sampled, and pairs (s, n): the record moves n of the releases by the root of s."""
 
 
 def _toeplitz(column: Sequence[Any], steps: int) -> list[Column]:

@@ -18,11 +18,11 @@ from jaxacct.verification.ball_arithmetic import Unplanned, acb, arb, between, g
 from jaxacct.verification.small_loss_steps import where_it_falls_to
 
 ANGLES = np.geomspace(1e-5, 1.0, 60)
-"""Angles by which the path of a quadrature is turned, divided by pi/4. All are tried."""
+"""Angles tried for the path of the quadrature of phi, in units of about pi/4. The one with fewest nodes is used."""
 MOST_NODES = 1_000_000
 """Largest number of nodes of one sum over Im z."""
 MARGIN = 14.0
-"""The quadrature is more accurate than needed by this many nats (factors of e)."""
+"""Safety margin in nats: the error that the quadrature of phi aims at is e^MARGIN times smaller than needed."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses
 from jaxacct.training.clipping.traces import computed_once, trace, unfolded_true
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
-"""Range in which clip norms, their squares, and noise in proportion to them are ordinary float32 numbers."""
+"""Allowed clip norms.  In this range the norm, its square, and noise in proportion to it are normal float32 numbers."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
 """Range of (standard deviation of the noise)/(sensitivity).  Outside it float32 may give no noise, or NaN."""
 METHODS = ("auto", "vmap", "ghost")  # ways of finding norms; `clipped_sum` defines each

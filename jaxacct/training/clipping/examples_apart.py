@@ -30,8 +30,8 @@ _LEAST_RUN = 16  # fewer consecutive simple rows, shared with the data, do not s
 _ALL_BYTES = 2**28
 _BLOCKS, _BLOCK_ROWS = 32, 64  # number of blocks, and number of rows in each block
 _OWN_BYTES = 12
-"""A row that a constant shares with the data is evidence only if it is not simple: simple rows agree by chance.
-Compressed, it must be at least this many bytes longer than a compressed row of zeros.
+"""If a row of a constant equals a row of the data, the constant is said to hold data only if the row is not simple.
+A row is simple if its compressed form is less than this many bytes longer than a compressed row of zeros.
 """
 _MOST_COLUMNS = 64  # data or a constant with at most this many columns are also compared column by column
 _GROUPS = {

@@ -136,7 +136,7 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
 
 
 FORMS = {"dot_general": _dense, "conv_general_dilated": _conv, "gather": _embedding}
-"""For each primitive a function (equation, number of the operand w) -> `Product`, or None for other uses of w."""
+"""Maps a primitive to a function of (equation, index of operand w) that returns a `Product`, or None for other uses."""
 
 
 @dataclass(frozen=True)

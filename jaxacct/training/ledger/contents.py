@@ -29,11 +29,11 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, release_of_pass
 
 MANY_RELEASES = 300
-"""Largest number of different releases that are not grouped.  More releases would take an engine more time."""
+"""Largest number of different releases that are composed as they are.  More are replaced by stand-ins, to save time."""
 EARLY_STOP = "early stop of the plan"
-"""Note of the entry that counts all answers of the plan's early stop."""
+"""Note of the ledger entry by which all answers of the plan's early stop count as spent."""
 STOPPED_EARLY = "stopped early by the plan, after step "
-"""Beginning of the note of an entry that releases nothing.  It says after which step the early stop ended the run."""
+"""First words of a note that gives the step after which the early stop ended the run.  Its entry releases nothing."""
 
 
 @dataclass

@@ -19,7 +19,7 @@ from jaxacct.training.plan.plan import load, plan_document
 from jaxacct.training.step.step_mechanisms import ALLOCATION, CYCLIC, SAMPLING, TRUNCATED, Turn
 
 _FORMAT, _VERSION = "jaxacct.ledger", 3
-"""Format and version in the line of a run.  Older versions are read, too (README.md, "Outputs that were seen")."""
+"""Format and version that a `run` line states.  Older versions are read, too (README.md, "Outputs that were seen")."""
 _MAX_LINE_BYTES = 2**24
 """Largest length of a line, in bytes; longer lines are refused unread, since strangers may write ledgers."""
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
@@ -27,7 +27,7 @@ LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
 _SUFFIX = ', "check": "00000000"}'
 """Example of the end of a line, which holds the line's checksum.  Only the length of this text is used."""
 _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
-"""The bytes at the beginning of every line, of the line of a step, and of the line of a torn step."""
+"""First bytes of every line, of a `step` line, and of a `torn` line, which stands for a line that was cut off."""
 
 
 class Run(NamedTuple):

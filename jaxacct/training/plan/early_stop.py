@@ -14,7 +14,7 @@ from jaxacct.mechanisms import AboveThreshold, Mechanism, compose
 from jaxacct.samplers.exact_draws import KeyedBits, discrete_laplace
 
 UNITS = 2**20
-"""Number of units in 1.0, the most that a record adds to a score.  Scores are whole units, so sums are exact."""
+"""Number of units in 1.0.  A record adds at most 1.0 to a score.  Scores are whole units, so sums are exact."""
 _EPSILON = Constraint("use an ordinary {name}, such as 0.1", 1e-10, 1e10)
 
 

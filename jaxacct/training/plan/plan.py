@@ -54,7 +54,7 @@ MANY_KINDS = 16
 More releases are replaced by fewer stand-ins, which leak at least as much.
 """
 _CURVE_RTOL = 0.02
-"""Relative width of the brackets of epsilon along a curve: large, to save time; upper bounds hold at any width."""
+"""Relative width of the brackets of epsilon along a curve.  Wide brackets save time, and their upper ends are true."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
 """Format and version that a document states; no other version is read."""
 _MAX_SEGMENTS = 10**6
@@ -64,7 +64,7 @@ _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relatio
 UNUSUAL = {"candidates": "iid", "unit": "record"} | dict.fromkeys(
     ("cap", "noise", "groups", "early_stop", "rates_digest")
 )
-"""Usual values of some settings.  A document holds such a setting only if its value differs."""
+"""Maps settings to their usual values.  A plan's document holds such a setting only if its value differs from this."""
 _SEGMENT_NUMBERS = {"steps": COUNT, "noise_multiplier": NOISE, "sampling_probability": PROBABILITY}
 _SEGMENT_NUMBERS |= {"expected_batch_size": POSITIVE}
 """Names of a segment's numbers, in the order in which a document lists them, each with the values that it may have."""

@@ -19,7 +19,7 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, release_of_pass
 
 ROUNDING = 1e-12
-"""Relative amount by which a quotient is lowered before it is rounded up; it exceeds the quotient's rounding error."""
+"""Relative amount by which a quotient is lowered before it is rounded up.  It exceeds the quotient's rounding error."""
 
 _TINY = 1e-150
 """Stand-in for a rate of 0, so that rates can be compared by their ratio."""
@@ -63,7 +63,7 @@ class Piece(NamedTuple):
 
 
 Schedule: TypeAlias = Sequence[float] | Sequence[tuple[int | None, float]] | np.ndarray
-"""One number per step, or pairs (until_step, value); the last until_step may be None, the end of the run."""
+"""One number per step, or pairs (until_step, value).  A last until_step of None means the end of the run."""
 
 
 def pieces(name: str, schedule: Any) -> list[Piece]:

@@ -49,7 +49,7 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, composed, prefixes, single
 
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
-"""Relations that fixed batches refuse: a record added or removed moves another record to another batch."""
+"""Relations of adding or removing a record.  Fixed batches refuse them, as a second record would change its batch."""
 SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
 """Range of `slots`, `cap` and `groups`. It is finite because the sampler counts in 32 bits."""
 _RULES = {"target_epsilon": POSITIVE, "target_delta": DELTA, "expected_batch_size": POSITIVE}

@@ -24,9 +24,10 @@ from jaxacct.training.source import Source
 from jaxacct.training.step.models import Untrained, join_model
 
 UNIT_BITS, LOWER_BITS = 20, 10
-"""Exponents of two: a value has at most 2^20 units; its upper and lower 10 bits are summed separately in 32 bits."""
+"""Numbers of bits.  A value is a whole number of units, at most 2^UNIT_BITS.  Its lowest LOWER_BITS bits and its other
+bits are summed separately, as int32."""
 BLOCK_SIZE = 256
-"""Number of examples whose values are computed together; one compiled program serves any number of examples."""
+"""Number of examples whose values are computed together.  Blocks are computed one by one, which limits the memory."""
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:

@@ -45,12 +45,12 @@ from jaxacct.training.step.step_function import Observed
 from jaxacct.training.step.step_mechanisms import BY_PASS, Release
 
 Held = list[tuple[Spent, list[Run]]]
-"""Spending that counts against a plan: each run's releases, and its `run` lines.  The current run comes first."""
+"""Spending that counts against a plan: for each run, its spending and its `run` lines.  The current run is first."""
 PAUSES = (0.2, 10.0)
 """Shortest and longest time between two updates of the progress line, in seconds."""
 _FIRST = b'{"event": "begin"'
 Log = Callable[[dict[str, Any]], Any] | str | os.PathLike[str] | None
-"""Destination of a log: a function of one record, the path of a file of JSON lines, or None."""
+"""Destination of a log: a function that gets each record, the path of a file of JSON lines, or None."""
 MOST_PENDING = 8
 """Largest number of logged steps that may still be running; if there are more, the host waits for the oldest."""
 MOST_HELD = 32
@@ -58,7 +58,7 @@ MOST_HELD = 32
 PAUSE_SECONDS = 1.0
 """Number of seconds that log records are held back, so that several are handed over together."""
 WAIT_SECONDS = 5.0
-"""Longest time, in seconds, that a log record waits for the table of epsilon."""
+"""Longest time, in seconds, that a log record waits until a thread has computed the table of epsilon by step."""
 
 
 @dataclass(slots=True)

@@ -40,9 +40,9 @@ Item = TypeVar("Item")
 _PATIENCE = 1.0
 """Number of seconds to wait silently for a thread to end; afterwards a printed line says what the program waits for."""
 _sending = functools.partial(jax.transfer_guard_host_to_device, "allow")
-"""Context in which a program takes a step's key and numbers from the host, at a tenth of the cost of `device_put`."""
+"""Context in which JAX itself moves a step's key and numbers to the device, at a tenth of the cost of `device_put`."""
 _HOST = b"host 1"
-"""Text that stands in digests for the host's work in a step: the draw and the order of micro-batches."""
+"""Text in a digest that stands for the host's part of a step, which is to draw the batch and to order micro-batches."""
 
 
 class Prepared(NamedTuple):

@@ -27,7 +27,7 @@ from jaxacct.training.step.key_derivation import StepKey, digest
 from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kept
 
 _NOTING = 0.05
-"""Largest share of a run's time that writing notes should take.  To keep it, several steps are noted at once."""
+"""Share of a run's time that writing the ledger should take at most.  So one write enters several steps if needed."""
 
 
 class RunLedger:

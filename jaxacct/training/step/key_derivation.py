@@ -32,7 +32,7 @@ _HARMLESS = re.compile(
     r"traceback|.*traceback|tracer_error|pprint|debug_(key_reuse|log|leaked)|check_(tracer|proxy)|enable_checks$|"
     r"thread_guard$|captured_constants|hlo_source_file|compiler_detailed|.*timeout|platforms$|platform_name$)"
 )
-"""Settings of JAX that are not digested: they change no result, or change it through the program, which is digested."""
+"""JAX settings left out of the digest.  They change no result, or change it through the program, which is digested."""
 
 
 class Secret:

@@ -37,8 +37,8 @@ UNIT = 32  # normal draws in a unit of noise: three ChaCha20 blocks have 48 word
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
 """Largest numbers of units drawn at a time: 16368 on GPUs and TPUs (about 12 MB), 1056 on a CPU (fits a core's cache).
 
-With more units a CPU would use several threads, which takes twice the CPU time.  If the number were a power of two,
-rows of the array of draws could compete for the same cache lines.
+With more units a CPU would use several threads, which takes twice the CPU time.  Neither number is a power of two, so
+that rows of the array of draws do not compete for the same cache lines.
 """
 
 

@@ -25,9 +25,10 @@ POISSON, TRUNCATED, ALLOCATION = "poisson", "truncated_poisson", "random_allocat
 WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = "without_replacement", "fixed_batches", "cyclic_poisson", "fixed_order"
 SAMPLING = (POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER)  # the batch rules
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
-"""Batch rules whose release is a pass or round, in which a record has at most one batch; under ORDER, the whole run."""
+"""Batch rules by which all steps of a pass or round are one release, and under ORDER all steps of the run.
+A record is in at most one batch of each pass or round."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
-"""Batch rules that draw the batch of each record anew for every pass.  Groups, in contrast, are drawn once a run."""
+"""Batch rules that draw the batch of each record anew for every pass.  The groups of CYCLIC are drawn once in a run."""
 WITH_NOISE = (CYCLIC, ORDER)  # rules that keep two steps of a record far apart, so that steps may share noise
 UNSAMPLED = (FIXED, ORDER)  # rules that put each record into exactly one batch of every pass
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)  # rules whose batches all have the same number of records
@@ -35,10 +36,11 @@ INSTEAD = {
     FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
     ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
 }
-"""What to account for under batch rules by which adding or removing a record moves another record to another batch.
+"""Part of an error: what to account for under rules where adding a record moves another record to another batch.
 
-The added record takes the place of the moved one.  So the sum of one batch changes by up to 2 C, and the sum of another
-by up to C.  The two changes are orthogonal under FIXED, but not under ORDER, since steps share noise.
+The added record takes the place of the moved one.  So the sum of one batch changes by up to 2 C (C is the clip norm),
+and the sum of another by up to C.  The two changes are orthogonal under FIXED.  Under ORDER they are not, since steps
+share noise.
 """
 _SHARED = "the next ones share noise with them"
 STAYS = {
@@ -50,7 +52,7 @@ STAYS = {
     "trained parameters": f"{_SHARED}; give the state as fit left it",
     "ledger": f"{_SHARED}; go on without a ledger, or give one from the first step on",
 }
-"""Facts that must not change in a run whose steps share noise, each with the reason and the remedy."""
+"""The facts that must not change in a run whose steps share noise.  Each is mapped to its reason and remedy."""
 
 
 def require_kept(fact: str, kept: bool) -> None:
