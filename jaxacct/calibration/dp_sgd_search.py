@@ -451,10 +451,10 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """Move x to the solution of `n delta_1 = target` where this solution protects more; return x and d log delta/dx.
+    """Where the solution of `n delta_1 = target` protects more than x, move x to it. Return x and d log delta/dx.
 
-    n is the number of steps, and delta_1 is the delta of one step. n delta_1 is nearly a lower bound of the run's
-    delta, so x must protect at least about as much. If records are rarely sampled, the two are nearly equal.
+    n is the number of steps, and delta_1 is the delta of one step. The run's delta is at least about n delta_1, so an x
+    that protects less than this solution misses the target. If sampling is rare, the run's delta is nearly n delta_1.
     """
     from jaxacct.engines import closed_form  # imports SciPy, which is slow, so only where a row needs it
 

@@ -250,7 +250,8 @@ def calibrate_steps(
 ) -> Calibration:
     """Return the largest number of steps whose certified epsilon meets the target: a whole number, as float64.
 
-    The true largest number may be greater than the returned one, by the relative distance d of `Calibration.best`.
+    Where `Calibration.best` is True, the true largest number is greater than the returned one by at most the relative
+    distance d that is given there.
 
     Where `max_steps` meets the target, the value is `max_steps` with status "not_binding".  Where one step already
     exceeds the target, the status is "infeasible_steps".
@@ -293,7 +294,8 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     numbers = numbers_of_rule(sampling, run, group)  # the run's numbers, all but the unknown
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
-    # if groups take turns, a record is in at most one step of a round: as in a Poisson run with a step per round
+    # If groups take turns, a record is in at most one step of a round (one step of each group). The run therefore
+    # counts as a Poisson sampled run with one step for each round.
     if RULES[rule_name(sampling)].in_turns and group == 1 and "steps" in numbers:
         fewer = {"steps": rounds_of(numbers["steps"], numbers["groups"])}
         numbers, sampling = {name: numbers[name] for name in ORDER if name in numbers} | fewer, "poisson"
@@ -335,7 +337,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
 
 
 def _beyond_plain(unknown: str, numbers: dict[str, Any], sampling: str, group: int, relation: str) -> str:
-    """Return the setting outside the quick calibration, which covers Poisson samples of single records; "" if none."""
+    """Return the setting that the quick calibration (Poisson samples, single records) does not cover; "" if none."""
     if sampling != "poisson":
         return f"sampling = {sampling!r}"
     if group != 1:
@@ -346,7 +348,7 @@ def _beyond_plain(unknown: str, numbers: dict[str, Any], sampling: str, group: i
 
 
 def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, backend: str) -> BestValues:
-    """Return the best values by certified epsilons of the run. The search starts at a Poisson sampled run's value."""
+    """Return the best values, judged by the run's certified epsilon. The search starts at a Poisson run's value."""
     effort = account.effort_of_search(goal.rtol)
 
     def evaluate(rows: np.ndarray, values: np.ndarray, effort: Effort = effort) -> Bounds:
@@ -355,7 +357,7 @@ def _by_rule(goal: Goal, numbers: tuple[str, ...], sampling: str, group: int, ba
         return answer(MechanismQuestion("epsilon", run, goal.delta[rows], goal.relation, effort))
 
     search = search_for(goal, evaluate)._replace(roughly=evaluate)
-    if "epochs" in goal.known:  # below this rate, steps = epochs/rate would exceed 2^52
+    if "epochs" in goal.known:  # a rate below epochs/2^52 would mean more than 2^52 steps
         search = search._replace(lowest=np.clip(goal.known["epochs"] / 2.0**52, *goal.limits))
 
     def begin(rows: np.ndarray) -> Start:
@@ -390,7 +392,7 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
     """For every row, return the noise multiplier with which the whole selection meets the target."""
     from jaxacct.selection.mechanism import select
 
-    # the bracket of a selection's epsilon is some 1e-4 wide or wider, so the search goes no closer than 1e-3
+    # the bracket of a selection's epsilon is at least some 1e-4 wide, so the search cannot use an rtol below 1e-3
     laws, rtol = law.flattened(shape), max(goal.rtol, 1e-3)
 
     def certify(rows: np.ndarray, values: np.ndarray) -> Bounds:

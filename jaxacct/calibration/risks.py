@@ -1,12 +1,13 @@
 """Calibrates DP-SGD to a risk: finds the parameter that protects just enough for no attack to succeed too often.
 
-A risk other than mu (of Gaussian DP) meets its target if delta is small enough at one eps*.  The search finds the
-parameter for which it is.  A true-positive rate is at most `delta(eps) + e^eps fpr` for every eps.  For this risk
-eps* is the best eps, which makes this bound least, and the search finds this eps, too.
+A risk other than mu (of Gaussian DP) meets its target if delta at one eps, called eps*, is small enough.  The search
+finds the parameter for which delta(eps*) is small enough.  A true-positive rate is at most `delta(eps) + e^eps fpr` for
+every eps.  For this risk eps* is the best eps, at which this bound is least.  The search finds the best eps, too.
 
-mu must hold where both error rates are at least `above_fpr`.  A bracket of mu follows from tangents to the trade-off
-curve.  Their eps are chosen first, and one contour then gives delta at each.  Most are near the best eps for the
-false-positive rate `above_fpr`, where mu is usually attained.  `gaussian_fit` replaces brackets that are too wide.
+mu must hold where both error rates are at least `above_fpr`.  Tangents to the trade-off curve give a bracket of mu.
+The tangents' eps are chosen first, and one contour then gives delta at each eps.  Most of these eps are near the best
+eps for the false-positive rate `above_fpr`, since the largest mu is usually needed at this rate.  Where the bracket is
+too wide, `gaussian_fit` computes another one.
 
 Derivations: jaxacct/representations/README.md.
 """
@@ -84,7 +85,7 @@ def calibrated_to_risk(
     ends, epsilon = np.where(ok, ends, np.nan), np.where(ok, epsilon, np.nan).reshape(shape)
     words = (np.where(ok, found.word, found.status), found.engine)
     risk = Bounds(*(column.reshape(shape) for column in (*ends, found.kind, *words)))
-    # the search chose this eps, so it is known exactly
+    # `epsilon` was chosen by the search, so it is known exactly, and all three ends are equal
     at = Bounds(epsilon, epsilon, epsilon, "certified", np.where(ok, "ok", found.status).reshape(shape))
     return result(found, shape, goal.relation, bounds=at, risk=risk)
 
@@ -129,7 +130,7 @@ def _to_bayes_success(goal: Goal, name: str, flat: dict[str, np.ndarray], shape:
     wanted, prior = flat[name], flat["prior"]
     rare, odds = np.minimum(prior, 1.0 - prior), np.abs(np.log(prior) - np.log1p(-prior))
     _require_above(name, wanted, "max(prior, 1 - prior)", np.maximum(prior, 1.0 - prior), shape)
-    wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # bounds the rounding errors, as in Profile.bayes_success
+    wrong = 8.0 * ROUNDOFF * (2.0 + odds)  # bound of the success rate's rounding errors, as in Profile.bayes_success
     most = (wanted - (1.0 - rare) - 2.0 * wrong) / rare * (1.0 - 4.0 * ROUNDOFF)
     goal, rare_member, pieces = goal._replace(epsilon=odds, delta=most), prior <= 0.5, []
     for relation, mask in (("remove_one", rare_member), ("add_one", ~rare_member)):
@@ -171,8 +172,8 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
         asked &= ~seldom
     else:
         seldom = np.zeros(wanted.shape, bool)
-    # The best eps is about `-mu (ndtri(fpr) + ndtri(wanted))/2`, as for mu-Gaussian DP. It is negative in the
-    # `mirrored` rows, where `fpr + wanted > 1`. They are solved in the reverse direction, where its sign changes.
+    # The best eps is about `-mu (ndtri(fpr) + ndtri(wanted))/2`, as for mu-Gaussian DP. It is negative where
+    # `fpr + wanted > 1`. In these rows (`mirrored`) the data sets are exchanged, so that the best eps is positive.
     mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
     # Rows not `asked` need no search for eps. A wanted rate of 1 allows every delta, so their target delta is 1. A
     # wanted rate of at most fpr allows no delta, so their target delta is -1.
@@ -192,8 +193,8 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
         pieces.append((rows, one))
     found = _together(pieces)
     high = (found.upper + np.exp(epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF)
-    # A mirrored row has the best eps -x < 0, and `epsilon` holds x. Its rate is at most
-    # `delta(-x) + e^-x fpr = 1 - e^-x (1 - fpr - delta'(x))`. delta' is the privacy profile of the reverse direction.
+    # A mirrored row has the best eps -x < 0, and `epsilon` holds x. The true-positive rate of such a row is at most
+    # `delta(-x) + e^-x fpr = 1 - e^-x (1 - fpr - delta'(x))`. delta' is delta with the two data sets exchanged.
     missed = np.exp(-epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
     high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
     epsilon[mirrored] *= -1.0
@@ -245,7 +246,8 @@ def _rates_at_least(
     """
     low, left = fpr.copy(), np.isfinite(values)
     for about, rtol in LOWER_ENDS:
-        # If the relation has both directions, delta is the larger of two deltas. That of `leading` is a lower bound.
+        # If the relation has both directions, delta is the larger one of the two directions' deltas. The delta of the
+        # direction `leading` alone is then a lower bound.
         for sign, leading in ((1.0, "remove_one"), (-1.0, "add_one")):
             rows = np.flatnonzero(left & (np.where(epsilon < 0.0, -1.0, 1.0) == sign))
             if rows.size == 0:
@@ -280,7 +282,7 @@ class RateSolve(NamedTuple):
 def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[BestValues, np.ndarray]:
     """Return a value with a certified true-positive rate of at most `rate` at `fpr`, and the eps that shows this.
 
-    Every eps gives such a value. The best eps, which is searched for, gives the least protective one.
+    Every eps gives such a value. The best eps gives the least protective value, so the best eps is searched for.
     """
     # `gaussian` is the best eps of mu-Gaussian DP: the privacy loss at the threshold of the best test
     mu = ndtri(rate) - ndtri(fpr)
@@ -305,8 +307,8 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
         by_rounds(left)
     found = _value_for(_at_rate(goal, epsilon, rate, fpr)._replace(near=near), solved)
     with np.errstate(all="ignore"):  # a comparison with NaN is False, so that a row without a noise is in `again`
-        # Rows whose contour had too few nodes are solved again, unless the certified noise confirms their noise: the
-        # logarithms differ by at most 3e-4.
+        # A row whose contour had too few nodes (`~sure`) is solved again, unless the logarithms of the contour's noise
+        # (`near`) and of the certified noise differ by at most 3e-4.
         again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= 3e-4) & settled & ~sure)
     if again.size:  # of the two eps found, the one that needs less noise is kept
         first = epsilon[again].copy()
@@ -343,14 +345,14 @@ def _by_contour(
 
     mu : the mu of mu-Gaussian DP with the same true-positive rate.
     epsilon : the best eps of mu-Gaussian DP. It is overwritten by the best eps that is found.
-    guess : if True, the first attempt's result is kept as a guess in rows where this attempt had nearly enough nodes.
-        If the last attempt would come next, it is skipped: it is cut short and usually comes less close.
+    guess : if True, a row that needs at most 8 times the first attempt's nodes keeps this attempt's result as a guess.
+        If the row needs too many nodes for the second attempt, no attempt follows: the last one is usually less close.
     """
     q, steps = goal.known["sampling_probability"], goal.known["steps"]
     settled, fits, close = np.zeros((3, q.size), bool)
     solved = RateSolve(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), fits, close)
     x = np.clip(np.nan_to_num(-0.5 * np.log(np.log1p(mu**2 / (q**2 * steps)))), *np.log(NOISE_RANGE))
-    # the first guess of the saddle point c, `share/(1 - share)` = e^eps fpr/delta, is its value for mu-Gaussian DP
+    # mu-Gaussian DP gives the first guess of the saddle point c: `share/(1 - share)`, which is e^eps fpr/delta
     share = np.clip(np.exp(epsilon) * fpr / rate, 0.01, 0.99)
     arguments = (
         np.full(q.size, -1.0 if goal.relation == "add_one" else 1.0),
@@ -370,11 +372,11 @@ def _by_contour(
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, step == len(ATTEMPTS) - 1
-        # `moved` is the saddle point c times the last step of eps. The noise then changes by about the square of
-        # `moved`, so a small `moved` is enough. On the last contour size (rung) a row may need up to 25 times the nodes
-        # of the rung, since the terms that are cut off hardly change eps.
+        # `moved` is the saddle point c times the last step of eps. This step changes the noise by about the square of
+        # `moved`, so `moved` below 0.01 is enough. On the last contour size (rung) a row is accepted if it needs up
+        # to 25 times the nodes of the rung, since the terms that the contour cuts off hardly change eps.
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
-        # at an end of its range eps or x cannot move on. A small last step proves nothing there, so `inside` is needed
+        # eps or x at an end of its range cannot move on: a small last step then does not show that the row is solved
         inside = at < np.log(rate[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE)
         inside &= (x > np.log(NOISE_RANGE[0])) & (x < np.log(NOISE_RANGE[1]))
         good &= inside
@@ -383,7 +385,7 @@ def _by_contour(
         close = good & fits & (np.abs(off) < 1e-4) & (slope < 0.0)
         wanted = np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need)
         following = np.maximum(wanted, step + 1)
-        # if `guess`, the first attempt's eps is kept if a contour at this eps needs at most 8 times the attempt's nodes
+        # with `guess`, a row keeps the first attempt's eps if the row needs at most 8 times the nodes of this attempt
         kept = good | ((guess and step == 0) & inside & (slope < 0.0) & (need <= 8.0 * rung.nodes))
         due[rows] = np.where(good | (kept & (following == len(ATTEMPTS) - 1)), len(ATTEMPTS), following)
         for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), fits, close), strict=True):
@@ -396,9 +398,9 @@ def _by_contour(
 def _by_rounds(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the best eps and the unknown's value. Each round finds a value for the eps, then the best eps there."""
+    """Return the best eps and the unknown's value. Each round solves for the value, then for this value's best eps."""
     rows, near = np.arange(rate.size), np.ones(rate.size)
-    side = "add_one" if goal.relation == "add_one" else "remove_one"  # the direction with the usually larger delta
+    side = "add_one" if goal.relation == "add_one" else "remove_one"  # usually the direction with the larger delta
 
     # one or two steps have engines of their own; the lattice is never worth its time here
     engine = "auto" if np.all(goal.known.get("steps", np.full(1, np.inf)) <= 2.0) else "contour"
@@ -407,7 +409,7 @@ def _by_rounds(
         run, effort = goal.run(some, near[some]), account.effort_of_search(1e-3)
         return by_parts(MechanismQuestion("delta", run, np.maximum(at, 0.0), side, effort, engine))
 
-    for turn in range(3):  # after two rounds eps is too rough for "ok" in runs of one or two steps with a small target
+    for turn in range(3):  # two rounds would give too rough an eps for runs of one or two steps with a small target
         begin = near if turn else None
         rough = _at_rate(goal, epsilon, rate, fpr)._replace(rtol=1e-4, hint=no_hint(rate.size), near=begin)
         near = np.clip(np.exp(started(rough, rows).x), *goal.limits)
@@ -532,7 +534,7 @@ def by_tangents(
     """
     near = three_places(place, KNOWN_WIDTH)
     # The largest mu is usually needed at the false-positive rate `floor`, so most tangents are near the best eps of
-    # this rate. On either side, their distances from this eps are proportional to squares of evenly spaced numbers.
+    # this rate. On either side of the best eps, the tangents' distances from it are proportional to 1, 4, 9, ...
     below = 1.0 - np.linspace(1.0, 0.0, times * BELOW + 1)[:-1] ** 2
     above = 1.0 + FARTHEST * np.linspace(0.0, 1.0, times * ABOVE + 1)[1:] ** 2
     epsilon = np.concatenate([place.epsilon * np.append(below, above)[:, None], near])
@@ -551,7 +553,7 @@ def _lowest(epsilon: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.nda
     """Estimate the eps at which `delta + e^eps floor` is least, by a parabola through three values."""
     rates = delta + np.exp(epsilon) * floor
     best = np.clip(np.argmin(rates, axis=0), 2, epsilon.shape[0] - 3)
-    # the three points are the least one and those two places from it, since direct neighbours may differ by rounding
+    # use the points two places from the lowest one, since the values of direct neighbours may differ by rounding alone
     x, y = (np.take_along_axis(v, best + np.array([-2, 0, 2])[:, None], axis=0) for v in (epsilon, rates))
     left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
     bend = (right - left) / (x[2] - x[0])

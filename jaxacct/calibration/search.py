@@ -78,7 +78,7 @@ class Search(NamedTuple):
     searched by rough brackets first (`_approached`)."""
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Return `rtol * scale / target`. A row is finished once it leaves at most half of this share unspent."""
+        """Return s = rtol * scale / target. A row is done once (1 - s/2) target <= upper end of epsilon <= target."""
         target = self.target[rows]
         return self.rtol * (target if self.scale is None else self.scale[rows]) / target
 
@@ -111,7 +111,7 @@ class BestValues(NamedTuple):
     """Whether the value is shown to be the best one (see `_judged`)."""
 
     def bounds(self, shape: tuple[int, ...]) -> Bounds:
-        """Return the certified epsilon at the values, as Bounds of a shape."""
+        """Return the certified epsilon at the values, as Bounds whose arrays have this shape."""
         columns = (self.lower, self.estimate, self.upper, self.kind, self.word, self.engine)
         return Bounds(*(column.reshape(shape) for column in columns))
 
@@ -139,7 +139,7 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
     found, missed, steep = _nothing_yet(size), np.full(size, np.nan), np.zeros(size, bool)
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
-        """Evaluate, report progress, and keep in `missed` each row's most protective value that misses the target."""
+        """Return the Bounds of epsilon. Record in `missed` each row's most protective value that misses the target."""
         work.done = int(np.sum(np.isin(found.status, CLAIMED)))
         bounds = own(rows, values)
         some = _lower_end(bounds) > search.target[rows]
@@ -220,7 +220,7 @@ def _approached(search: Search, rows: np.ndarray, begin: Start) -> tuple[Start, 
 
 
 def _lower_end(found: Bounds | BestValues) -> np.ndarray:
-    """Return the lower end of each epsilon. For the kind "bound", which has no lower end, return the upper end."""
+    """Return the lower end of each bracket. A bracket of kind "bound" has no lower end, so return its upper end."""
     return np.where(np.equal(found.kind, "certified"), found.lower, found.upper)
 
 
@@ -253,7 +253,7 @@ def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.nda
 
 
 def conclude(found: BestValues, rows: np.ndarray, best: np.ndarray) -> None:
-    """Record whether values inside the limits are shown to be the best: their status stays "ok", or becomes "loose"."""
+    """Record in `found.shown` whether the values in `rows` are the best. Where not, the status becomes "loose"."""
     found.shown[rows] = best
     found.status[rows[~best]] = "loose"
 
@@ -334,7 +334,7 @@ def least_private(
 
 
 def _settled_by_limits(search: Search, found: BestValues) -> np.ndarray:
-    """Keep the limit that protects least in the rows of `privates_first` where it holds. Return all other rows."""
+    """In the rows of `privates_first`, keep the limit that protects least if it holds. Return the remaining rows."""
     rows = np.arange(search.target.size)
     tried = rows[:0] if search.privates_first is None else rows[search.privates_first]
     if tried.size == 0:
@@ -373,7 +373,7 @@ def _secant(
     usual = np.where(falls, USUAL_SLOPE_OF_NOISE, USUAL_SLOPE)
     measured = np.isfinite(first) & (first * usual > 0.0)
     slope = np.where(measured, first, usual)
-    # longest step of x; it doubles whenever a longer step is asked for
+    # the longest allowed step of x; it doubles whenever the secant proposes a longer step
     reach = np.full(size, search.reach)
     closeness = search.closeness(rows)
     aim = np.log1p(-0.2 * closeness)
@@ -410,7 +410,7 @@ def _secant(
             # where epsilon is 0 or unknown, `excess` shows only the direction of the step, not its length
             far = np.abs(excess) >= LARGEST_EXCESS
             step = np.where(far, -2.0 * np.sign(excess) * np.sign(slope[here]) * reach[here], step)
-            # a wide bracket cannot tell near values apart, so the search ends sooner
+            # where brackets of epsilon are wide, near values cannot be told apart, so the search of a row ends sooner
             unsure = (np.asarray(bounds.status) == "width") & (bounds.lower > 0.0)
             wide = unsure & (bounds.upper - bounds.lower > WIDE * bounds.upper)
             close |= holds & wide & (target - bounds.upper < WIDE * (bounds.upper - bounds.lower))

@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxacct.core.validation import InputError
 
         try:
-            files.join(options)  # a distributed sweep must begin before JAX is asked for its devices
+            files.join(options)  # connects a distributed sweep, which JAX allows only before it lists its devices
             with warnings.catch_warnings():
                 warnings.showwarning = _shown(command, warnings.showwarning)
                 status = run(options)

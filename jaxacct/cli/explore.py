@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def free_port(wanted: int | None) -> int:
-    """Return the wanted port, or the first free one of PORTS if it is None. Refuse a wanted port that is taken."""
+    """Return the wanted port, or if `wanted` is None the first free one of PORTS. Refuse a port that is taken."""
     from jaxacct.core.validation import InputError
 
     if wanted is not None and not 1 <= wanted <= 65535:

@@ -1,6 +1,6 @@
 """The page of `jaxacct explore`: up to three runs of DP-SGD, and what the public functions answer about them.
 
-This file only asks and draws. `mechanisms/dp_sgd_run.py` says which numbers describe a run.
+This file only calls these functions and draws the results. `mechanisms/dp_sgd_run.py` lists the numbers of a run.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
 
 
 class Work(threading.Thread):
-    """A thread that answers one question, so that the page stays alive. `stop` interrupts it as Ctrl-C does."""
+    """A thread that answers one question, while the page shows progress. `stop` interrupts it as Ctrl-C does."""
 
     def __init__(self, question: Callable[[Run], Any], run: Run) -> None:
         super().__init__(daemon=True)
@@ -170,7 +170,7 @@ class Stopped(Exception):
 
 
 class Desk:
-    """Asks the questions. It shows how many are answered, and a button that skips the questions that are still open."""
+    """Asks the page's questions. It shows how many are answered, and a button that skips the open questions."""
 
     def __init__(self, slot: Any, total: int) -> None:
         self.slot, self.total, self.done, self.open = slot, total, 0, 0
@@ -179,7 +179,7 @@ class Desk:
         self.said = ""
 
     def ask(self, words: str, run: Run) -> Any:
-        """Return the answer to a question about a run; after Stop, raise Stopped unless the answer is known."""
+        """Return the answer to a question about a run. After Stop, raise Stopped if the answer is not known yet."""
         kept, key = st.session_state.setdefault("answers", {}), (words, repr(run[1:]))
         if key not in kept:
             if self.stopped:
@@ -356,7 +356,7 @@ def box(key: str) -> None:
 
 
 def read(name: str, words: Sequence[str]) -> Run:
-    """Return the run that its inputs describe; refuse an input that is not one number."""
+    """Return the run called `name` from its inputs on the page. Refuse an input that is not one number."""
     texts = {word: st.session_state[f"{name}.{word}"] for word in words} | {"delta": st.session_state.delta}
     numbers = {word: number(word, text) for word, text in texts.items()}
     for word, value in numbers.items():
@@ -381,7 +381,7 @@ def show_epsilon(run: Run, epsilon: Bounds) -> None:
 
 
 def show_steps(answers: list[tuple[Run, Table]]) -> None:
-    """Draw epsilon over the steps."""
+    """Draw each run's epsilon against the number of steps."""
     tables = [table.beside({"name": np.full(len(table), f"run {run.name}", object)}) for run, table in answers]
     shared = [name for name in tables[0].columns if all(name in table.columns for table in tables)]
     table = Table({name: np.concatenate([each[name] for each in tables]) for name in shared})
@@ -418,7 +418,7 @@ def show_risks(answers: list[tuple[Run, RiskTable]]) -> None:
 
 
 def relations(answers: list[tuple[Run, Any]]) -> str:
-    """Return the runs' neighbouring relations in words. If they differ, return one line each, with its runs' names."""
+    """Return the neighbouring relation of the runs in words. If runs differ, each relation is a line with its runs."""
     found: dict[str, list[str]] = {}
     for run, _ in answers:
         found.setdefault(style.RELATION[run.relation], []).append(run.name)

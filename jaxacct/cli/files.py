@@ -60,7 +60,7 @@ def plot(options: argparse.Namespace) -> int:
 
 
 def join(options: argparse.Namespace) -> None:
-    """Connect the processes of a distributed sweep. If no option describes them, JAX asks the cluster."""
+    """Connect the processes of a distributed sweep. If no option describes the processes, JAX asks the cluster."""
     if options.command != "sweep":
         return
     given = {name: getattr(options, name) for name in ("coordinator", "process_id", "process_count")}
