@@ -246,8 +246,8 @@ def effort_of_search(rtol: float) -> Effort:
 def answer(question: MechanismQuestion) -> Bounds:
     """Return the bracket of the first engine that answers for the whole mechanism, or else the bracket from its parts.
 
-    Some engines answer for a step alone, but not for a composition. A configuration that runs a single step once is
-    therefore answered as that step, unless an engine answers for the composition only.
+    Some engines answer for a step alone, but not for a composition. Therefore a configuration that runs a single step
+    once is answered as that step. If an engine answers for the composition but not for the step, that engine is used.
     """
     whole = engine_of_mechanism(question)
     step, once = question.mechanism, np.asarray(question.engine == "auto")
@@ -262,7 +262,7 @@ def answer(question: MechanismQuestion) -> Bounds:
         if once.all():
             return answer(alone)
         # The configurations that run the step once are answered apart from the others. If some given delta is 0, the
-        # batch stays together, since `by_parts` may have to refuse the whole batch.
+        # batch is not split, because the error that `by_parts` may raise marks the refused rows of the whole batch.
         if engine_of_mechanism(alone) not in (None, whole) and (question.quantity == "delta" or given.all()):
             once, question = np.broadcast_to(once, shape).reshape(-1), question._replace(given=given)
             found = []
@@ -331,7 +331,7 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
 def _alike(one: Components, other: Components) -> bool:
     """Return whether the losses of two directions have the same law to the last bit. The order of atoms is ignored."""
     if one.gauss_n.size or one.laplace_n.size or one.finite_loss.shape != other.finite_loss.shape:
-        return False  # the law of sampled noise depends on `sign` too
+        return False  # noise counts as different in the two directions: the law of sampled noise depends on `sign`
 
     def ordered(parts: Components) -> list[np.ndarray]:
         order = np.lexsort((parts.finite_mass, parts.finite_loss), axis=-1)
@@ -347,7 +347,7 @@ def _some(question: MechanismQuestion, rows: slice | np.ndarray) -> MechanismQue
 
 
 def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: np.ndarray, found: Side) -> None:
-    """Answer rows of `found` again, with exact sums, if rounding hides how far delta is from the mass at infinity."""
+    """Answer rows of `found` again, by the exact `delta - mass at infinity`, where rounding spoils this difference."""
     target, mechanism, relation = question.given, question.mechanism, question.relation
     due = np.zeros(target.shape, bool)
     for parts in sides:
@@ -366,7 +366,7 @@ def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: n
 
 
 def _masses_at_infinity(mechanism: Mechanism, relation: str) -> list[Fraction]:
-    """Return the exact mass at infinity of one configuration in each direction; [] if one of them is not known."""
+    """Return one configuration's exact mass at infinity in each direction, or [] if it is unknown in some direction."""
     if relation == "replace_one" and not mechanism.symmetric():
         return []
     masses = [mechanism.infinity_exactly(relation, side) for side in directions(mechanism, relation)]
@@ -409,7 +409,7 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
             side = _one_epsilon(question, parts, worst.lower, None if left is None else left[place])
         else:
             side = _one_delta(question, parts._replace(sign=np.where(same, 1.0, parts.sign)), worst.lower, asked)
-            question = question._replace(hint=None)  # the hint describes the first direction only
+            question = question._replace(hint=None)  # the hint is for the first direction, so the second gets none
         engines = np.where(asked & (side.answer.upper > worst.upper), side.engine, engines)
         worst = Answer(*(np.where(asked, np.maximum(a, b), a) for a, b in zip(worst, side.answer, strict=True)))
         contradicted |= side.contradicted
@@ -435,8 +435,8 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
     exactly = (target == 0.0) if left is None else (finite == 0.0)
-    # `rising`: rows whose losses have no upper bound. `unbounded` also has rows of sampled Gaussians in the direction
-    # "add", whose losses are bounded.
+    # `rising`: rows whose losses have no upper bound. `unbounded` marks all rows with Gaussians. Among them are sampled
+    # Gaussians in the direction "add", whose losses do have an upper bound.
     rising = (parts.mu > 0) | (np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0))
     of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
     at_largest = np.where(unbounded, of_gaussians, np.fmax(2.0 * largest - above, 0.0))
@@ -466,8 +466,9 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
     """Raise UnboundedLossError if the loss is unbounded in one of `rows`, the rows of the flat batch with delta 0.
 
-    The loss of a Gaussian counts as unbounded in both directions. Mass at infinity is refused only where the upper pair
-    `parts` has more of it than the lower pair `below`. Otherwise epsilon is infinite, and that is the answer.
+    The loss of a Gaussian counts as unbounded in both directions. Mass at infinity raises the error only where the
+    upper pair `parts` has more of it than the lower pair `below`. If both have the same mass above 0, epsilon is
+    infinite, and no error is raised.
     """
     bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
@@ -495,7 +496,7 @@ def _bar(size: int) -> Progress:
 def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side) -> None:
     """Narrow the wide brackets of epsilon in `found`, in place.
 
-    For these rows the profiles of random allocation are computed at more losses, and epsilon is computed again.
+    The rows with wide brackets get profiles of random allocation at more losses. Then their epsilon is computed again.
     """
     worst, _, contradicted = found
     wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
@@ -523,7 +524,7 @@ def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side
 
 
 def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, np.ndarray]:
-    """Return (bracket with these ends, whether the ends agree). Ends that contradict each other are not used."""
+    """Return (bracket from `low` to `high`, whether low <= high). Where low > high the bracket is the trivial one."""
     agree = low <= high
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf if quantity == "epsilon" else 1.0)
     with np.errstate(invalid="ignore"):
@@ -564,7 +565,7 @@ def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below
 
 
 def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
-    """Return (B,) whether two pairs differ in finite parts or in mass at infinity.
+    """Return a mask (B,): the rows where the pairs `above` and `below` differ in finite parts or in mass at infinity.
 
     The noise of the pairs is not compared, since it differs only by rounding.
     """

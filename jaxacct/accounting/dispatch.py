@@ -176,7 +176,7 @@ def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) ->
 
     A bracket without a finite upper end counts as too wide.
 
-    floor : lower end of the other direction's answer. An upper end up to `floor` decides nothing.
+    floor : lower end of the other direction's answer. A bracket below `floor` cannot change the larger answer.
     """
     low, _, high = answer
     with np.errstate(invalid="ignore"):
@@ -336,7 +336,7 @@ class Lattice(Engine):
 
     @staticmethod
     def _accuracy(effort: Effort) -> dict[str, Any]:
-        """Return the lattice's settings: relative width to plan for, width that is enough, and memory limit."""
+        """Return the lattice's settings: relative width to aim at, relative width to accept, and memory limit."""
         planned = (0.8 if effort.in_search else 0.1) * effort.rtol
         return {"rtol": planned, "enough": effort.rtol, "memory_bytes": effort.memory_bytes}
 

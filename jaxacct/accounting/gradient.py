@@ -140,7 +140,7 @@ def _differentiate(
         except InputError:
             if not allowed[index].integral:
                 raise
-            # `above` needs the count plus 1. Where this raises InputError, the derivative in the count is NaN.
+            # `above` has the count plus 1. If that is invalid in one configuration, the derivative is NaN in all.
             answers.append(np.full(delta.size, np.nan))
             continue
         answer = np.full(delta.size, np.nan)

@@ -128,7 +128,7 @@ class SampledOnce(MechanismEngine):
 
 
 class _Releases:
-    """Brackets for all releases from one sample together: `ask` gives them without sampling, the others with it."""
+    """Brackets for all releases from one sample together: `ask` is without sampling, `delta` and `epsilon` with it."""
 
     def __init__(self, question: MechanismQuestion, drawn: Several, rate: np.ndarray) -> None:
         self.question, self.rate, self.relations = question._replace(mechanism=drawn.base), rate, drawn.relations
@@ -185,11 +185,11 @@ class _Releases:
         high = np.where(q > 0.0, high, 0.0)
         low = np.where(q > 0.0, low, 0.0)
         ends = self.delta(np.where(np.isfinite(known), known, 0.0), "add")
-        small = (ends[1] <= delta) & np.isfinite(known)  # there epsilon is at most `known`
+        small = (ends[1] <= delta) & np.isfinite(known)  # rows in which epsilon is at most `known`
         high = np.where(small, np.minimum(high, known), high)
         share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
-        # The search narrows [`floor`, `high`]. For certified brackets `floor` equals `low`. For bounds `low` stays 0,
-        # and `floor` is the largest point found at which the upper bound of delta exceeds the given delta.
+        # The search narrows [`floor`, `high`]. If the answers for delta are certified, `floor` equals `low`. Otherwise
+        # `low` stays 0, and `floor` is the largest eps found at which the upper bound of delta exceeds the given delta.
         floor = low
         # Each turn makes the interval narrower by the factor SECTIONS + 1.
         for _ in range(40):
@@ -214,7 +214,7 @@ class _Releases:
 def _inner(eps: np.ndarray, risen: np.ndarray, factor: np.ndarray) -> np.ndarray:
     """Return `log(1 + risen/factor)`, where `risen` is e^eps - 1.
 
-    The delta at `eps` with sampling is computed from the delta at this epsilon without sampling.
+    The delta at `eps` with sampling is computed from the delta without sampling at the returned epsilon.
     """
     safe = np.where(factor > 0.0, factor, 1.0)
     ratio = risen / safe
@@ -227,7 +227,7 @@ def _after_sampling(eps: np.ndarray, q: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(eps), np.maximum(mixed, 0.0), np.where(q > 0.0, np.inf, 0.0))
 
 
-# A replaced record as a removed record and an added record
+# The replacement of a record, bounded as a removal followed by an addition
 
 WALK = 4
 """The given eps or delta is split between the removal and the addition. The search for the best split begins with two
@@ -278,7 +278,7 @@ def _upper_epsilon(question: MechanismQuestion, delta: np.ndarray, relation: str
 def _upper_delta(question: MechanismQuestion, epsilon: np.ndarray, relation: str) -> np.ndarray:
     """Return upper bounds of delta at real eps. At a negative eps delta follows from the reverse relation.
 
-    Each eps is a question of its own. Several eps in one question share a lattice, which widens the brackets.
+    Each eps is asked about separately. If several eps shared a question, and so a lattice, the brackets would be wider.
     """
 
     def at(eps: np.ndarray, relation: str) -> np.ndarray:
@@ -295,7 +295,7 @@ def _upper_delta(question: MechanismQuestion, epsilon: np.ndarray, relation: str
 
 
 def _delta_replaced(question: MechanismQuestion) -> Bounds:
-    """Bound delta of a replacement from above by the least bound over splits of eps into removal and addition."""
+    """Bound a replacement's delta from above, by the best split of eps found between removal and addition."""
     shape, _, given = flat(question)
     eps = given.reshape(shape)
 
@@ -311,7 +311,7 @@ def _delta_replaced(question: MechanismQuestion) -> Bounds:
 
 
 def epsilon_replaced(question: MechanismQuestion) -> Bounds:
-    """Bound epsilon of a replacement from above by the least bound over splits of delta into removal and addition."""
+    """Bound a replacement's epsilon from above, by the best split of delta found between removal and addition."""
     shape, _, given = flat(question)
     target = given.reshape(shape)
     if not target.all():
@@ -472,7 +472,7 @@ def _as_bounds(
 class MixtureContour(MechanismEngine):
     """Answers for compositions of Gaussian mixtures and Gaussians, by a contour integral.
 
-    The mixtures come from groups, from samples with a cap, and from samples of a fixed size. Each direction of the
+    The mixtures come from groups of records, and from samples whose size is capped or fixed. Each direction of the
     relation is composed and answered by itself. The larger answer is taken at the end. Where the contour cannot answer,
     the answer comes from dominating pairs with finitely many outcomes.
     """
@@ -539,8 +539,8 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
     if not certified:
         return -np.inf, upper, word
     if np.reshape(found.status, -1)[0] == "width":
-        # A lattice for the upper pair alone may lower the upper end. Its memory is limited, and so its length. A longer
-        # lattice takes seconds, and moves the upper end by less than the bracket's width.
+        # A lattice for the upper pair alone may lower the upper end. MEMORY_ALONE keeps this lattice short. A longer
+        # lattice takes seconds, and lowers the upper end by less than the bracket's width.
         effort = question.effort._replace(memory_bytes=min(question.effort.memory_bytes, MEMORY_ALONE))
         alone = by_parts(question._replace(effort=effort), above_only=True)
         upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
@@ -554,8 +554,8 @@ def _larger(
 
     The upper end is inf if a direction has no bracket.
 
-    most : an upper bound of the second direction's delta at a smaller eps, and so at this eps, since delta falls with
-        eps. If `most` shows that the second direction has the smaller delta, that direction is not evaluated.
+    most : an upper bound of the second direction's delta at a smaller eps. Since delta falls with eps, `most` is also a
+        bound at this eps. The second direction is not evaluated if `most` is at most the first direction's lower end.
     """
     from jaxacct.engines import mixture
 

@@ -44,7 +44,7 @@ LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
 
 
 class Place(NamedTuple):
-    """Estimates of each row: the eps at which `delta + e^eps fpr` is least, and the loss's standard deviation there."""
+    """Estimates, row by row: the eps at which `delta + e^eps fpr` is least, and the standard deviation of the loss."""
 
     epsilon: np.ndarray
     deviation: np.ndarray
@@ -55,8 +55,7 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
 
     L is the privacy loss, and Q is the second distribution of the dominating pair (P, Q). The normal quantile of
     `Q(L > eps)` is linear in eps for Gaussians, and nearly linear for compositions, so a secant search needs few steps.
-    Without `start` the search begins with the eps and the standard deviation of the Gaussian mechanism that has the
-    same delta(0).
+    Without `start` the search begins at the `Place` of the Gaussian mechanism that has the same delta(0).
     """
     everywhere, wanted = np.arange(fpr.size), -ndtri(fpr)
     if start is None:
@@ -194,7 +193,8 @@ def gaussian_fit(
 ) -> GaussianFit:
     """Return brackets of mu, row by row.
 
-    deltas : function for delta under a symmetric relation. Unless the kind is "certified", both ends may be upper ends.
+    deltas : gives brackets of delta under a symmetric relation. Unless the kind is "certified", the lower end of such a
+        bracket may be too large.
     floor : (n,), least false-positive and false-negative rate, in (0, 1/2).
     narrow : relative width at which a row is finished.
     """
@@ -202,10 +202,10 @@ def gaussian_fit(
     rows = np.arange(size)
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
-    # The tangents of the first round are evenly spread in eps, from 0 to the estimate of the best eps. For losses with
-    # atoms the rate may have no useful lower end, and the best eps may be on either side of a jump of Q(L > eps). Then
-    # the tangents are spread to four times the estimate, and the last one is moved to e^eps floor = 1 if that eps is
-    # larger. Beyond e^eps floor = 1 a tangent is useless: its bound of every true-positive rate is at least 1.
+    # The tangents of the first round are evenly spread in eps, from 0 to the estimate of the best eps. If the lower end
+    # of `rate` is useless, as for some losses with atoms, the estimate may be too small. Then the tangents are spread
+    # to four times the estimate, and the last tangent is moved to eps = -log(floor) if that is larger. Tangents at
+    # still larger eps are useless: the true-positive rate that they allow is at least 1.
     known = rate.lower > floor
     last = np.maximum(place.epsilon, 1e-9) * np.where(known, 1.0, 4.0)
     at = last * np.linspace(0.0, 1.0, 13)[:, None]
@@ -217,7 +217,8 @@ def gaussian_fit(
         most, ends, edges = largest_mu(lines, floor[rows])
         high[rows] = np.minimum(high[rows], most)
         if turn >= ROUNDS:
-            # For a loss with atoms, mu is attained at a corner of T, which is near an edge of a cell, or at the floor.
+            # For a loss with atoms, mu is attained at the floor or at a corner of T, near an edge of a cell. So mu is
+            # bounded from below at the floor and at the edges with the largest mu.
             corners = np.take_along_axis(edges, np.argpartition(-ends, ADDED, axis=0)[:ADDED], axis=0)
             low[rows] = np.fmax(low[rows], _mu_at(lines, np.vstack([corners, floor[rows]]), floor[rows]))
         enough = narrow if turn < ROUNDS else max(narrow, OK_WIDTH)
@@ -230,7 +231,7 @@ def gaussian_fit(
             worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
         lines = with_more(deltas, lines, worst, rows)
     low = np.nan_to_num(low)
-    # bounds that contradict each other are not used; of a guarantee the upper end holds in any case
+    # Certified ends that contradict each other are not used. For other kinds only `high` is a bound, and it is kept.
     agree = (low <= high) | (kind != "certified")
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
     ok = np.isfinite(high) & (high - low <= OK_WIDTH * high)
@@ -272,11 +273,12 @@ def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
 
 
 def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return a lower bound of mu from T at the false-positive rates `fpr` (C, n), by brackets of delta at K eps.
+    """Return a lower bound of mu from lower bounds of T at the false-positive rates `fpr` (C, n).
 
-    T(a) is the least `delta + E a` over E = e^eps, and delta is convex in E. Each pair of neighbouring E bounds a cell.
-    On the cell delta lies above the extended chords of both neighbouring cells, and so above every weighted mean of
-    these two lines. The weighted mean with the slope -a is used, if there is one.
+    T(a) is the least `delta + E a` over E = e^eps. `lines` has brackets of delta at K values of E. A cell is the
+    interval between two neighbouring E. Since delta is convex in E, delta on a cell lies above two lines, the extended
+    chords of the cells before and after, and above every weighted mean of them. The mean whose slope is nearest to -a
+    is used.
     """
     epsilon, low, high = lines
     a, ratio = fpr[:, None], np.exp(epsilon)
@@ -291,12 +293,13 @@ def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
         at_right = share * (low[:-1] + before * width) + (1.0 - share) * low[1:] + a * ratio[1:]
         wrong = 4.0 + a * ratio[1:] + (np.abs(before) + np.abs(after)) * width
         cells = np.minimum(at_left, at_right) - 32.0 * ROUNDOFF * wrong
-        # `beyond` is for E beyond the last eps. There delta lies above the line with the slope `last`, and above 0.
+        # `beyond` bounds `delta + E a` from below for all E > ratio[-1]. For these E delta lies above 0, and above the
+        # line through the last point with the slope `last`.
         beyond = a[:, 0] * ratio[-1] + np.minimum(low[-1], a[:, 0] * low[-1] / np.maximum(-last, 1e-300))
         rate = np.minimum(np.min(cells, axis=1), beyond * (1.0 - 32.0 * ROUNDOFF))
     found = _distance(np.minimum(rate, 1.0), fpr, -1.0)
-    # A false-positive rate counts only if it and its false-negative rate are at least `floor`, and if it is at most c
-    # (see `largest_mu`). Up to c the best E is at least 1, so the cells from eps = 0 on are enough.
+    # A false-positive rate counts only if it is from `floor` to c (see `largest_mu`), and its false-negative rate is at
+    # least `floor`. For rates up to c the best E is at least 1, so no cells with E < 1 (eps < 0) are needed.
     held = np.min(high + a * ratio, axis=1) * (1.0 + 16.0 * ROUNDOFF) <= 1.0 - floor * (1.0 + 4.0 * ROUNDOFF)
     held &= (fpr >= floor) & (fpr <= 0.5 * (1.0 - high[0]))
     return np.max(np.where(held & ~np.isnan(found), found, 0.0), axis=0)
@@ -310,7 +313,7 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     into cells gives a valid upper bound of mu. The upper bound is at least the mu whose curve meets the diagonal at c.
     """
     epsilon, _, delta = lines
-    with np.errstate(over="ignore"):  # a slope may overflow to inf; its tangent bounds no rate
+    with np.errstate(over="ignore"):  # a slope may overflow to inf, which is harmless: its tangent bounds no rate
         ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
     # `fixed` is c. The cells end at c, since the trade-off function beyond c mirrors the trade-off function before c.
     fixed = 0.5 * (1.0 - delta[0])
@@ -324,8 +327,8 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     shown = np.where(used, np.maximum(at_left, at_right), -np.inf)
     nowhere = ~used.any(axis=0)
     alone = np.min(_distance(delta + ratio * floor, floor, 1.0), axis=0)
-    # Another tangent may meet the diagonal at a rate p > `fixed`. Between `fixed` and p this tangent is above `fixed`.
-    # f_mu is at most `fixed` there, because `largest` is at least the mu whose curve meets the diagonal at `fixed`.
+    # Another tangent may meet the diagonal at a rate p > `fixed`. No cell covers the rates from `fixed` to p, but there
+    # f >= f_mu too: this tangent proves f >= `fixed`, and `largest` >= `_on_diagonal(fixed)` gives f_mu <= `fixed`.
     largest = np.maximum(np.where(nowhere, alone, np.max(shown, axis=0)), _on_diagonal(fixed, 1.0))
     # No finite mu is proved if `fixed` is not positive (delta(0) may be 1), or if a normal quantile is NaN.
     largest = np.where((fixed > 0.0) & ~np.isnan(largest), largest, np.inf)
