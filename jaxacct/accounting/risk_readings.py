@@ -373,8 +373,8 @@ def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str
 
     deltas : function for delta under a symmetric relation.
     lines : (3, K, n), as `GaussianFit.lines`: ascending eps from 0, and lower and upper delta there. The bracket starts
-        from these values, and `deltas` gives more where they are needed.
-    kind : "certified", or another kind, for which only delta >= 0 is known, and the lower ends are 0.
+        from these values. `deltas` computes more of them where the upper bound of the regret is largest.
+    kind : kind of the values of delta. Unless it is "certified", only delta >= 0 is used, and the lower ends are 0.
     """
     from jaxacct.engines import closed_form
 
@@ -410,7 +410,7 @@ def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str
 def _cells(
     epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, gaussian: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return upper bounds of `(delta_mu - delta)/(1 + e^eps)`: one for each cell between two eps, one beyond the last.
+    """Return upper bounds of `(delta_mu - delta)/(1 + e^eps)`: on each cell between two eps, and beyond the last eps.
 
     delta_mu and delta are convex and decreasing in e^eps. So on a cell delta_mu is below its chord. delta is above the
     extended chords of the cells before and after, and above its value at the cell's right end. A line divided by
@@ -420,10 +420,10 @@ def _cells(
         ratio = np.exp(epsilon)
         # expm1 avoids the difference of two neighbouring e^eps, which would cancel.
         width, share = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0)), 1.0 / (1.0 + ratio)
-        # `before` is at most the slope of delta, in e^eps, on the cell before. The first cell has no cell before. There
-        # -(1 - delta(0))/2 is taken, which by the symmetry of the relation is a subgradient of delta at eps = 0.
+        # `before` is at most the slope of delta, in e^eps, on the cell before. For the first cell `before` is
+        # -(1 - delta(0))/2. By the symmetry of the relation this number is a subgradient of delta at eps = 0.
         before = np.concatenate([-0.5 * (1.0 - low[:1]), (low[1:-1] - high[:-2]) / width[:-1]]) * (1.0 + 1e-9)
-        # `after` is at least the slope of delta, in e^eps, on the cell after. For the last cell 0 is taken.
+        # `after` is at least the slope of delta, in e^eps, on the cell after. For the last cell `after` is 0.
         after = np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0) * (1.0 - 1e-9)
     after = np.concatenate([after, np.zeros_like(low[:1])])
     bounds = []
@@ -433,7 +433,8 @@ def _cells(
     return np.min(bounds, axis=0), gaussian[-1] * share[-1]
 
 
-# Deltas of many runs, at several epsilons for each run, from one contour for each run
+# The functions below compute delta of many runs, each at several epsilons, by one contour integral for each run and
+# direction ("add" or "remove").
 
 DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
 """Two relative sizes, in units of rtol: the width of delta's bracket in one direction, and the terms that the contour
@@ -441,7 +442,7 @@ cuts off."""
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """Return delta of n DP-SGD runs at (K, n) real epsilons: from one contour for each run, else from `profile_at`."""
+    """Return delta of n DP-SGD runs at (K, n) real epsilons. `profile_at` answers where one contour does not."""
     ends = np.zeros((3, *epsilon.shape))
     one_contour = np.all(epsilon >= 0.0, axis=0)
     with np.errstate(all="ignore"):
@@ -454,7 +455,7 @@ def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float
                     parts.take(rows), epsilon[:, rows].T, ends[0][:, rows].T, DIRECTION_WIDTH * rtol, TOLERANCE * rtol
                 )
                 ends[:, :, rows] = np.maximum(ends[:, :, rows], np.stack(found).transpose(0, 2, 1))
-    # A bracket that ends at 0 would pass the test of the width. The second test leaves its run to `profile_at`.
+    # A bracket [0, 0] of delta passes the first test below. The second test then sends the run to `profile_at`.
     one_contour &= np.all((ends[2] - ends[0] <= rtol * ends[2]) & (ends[2] > 0.0), axis=0)
     ends *= 1.0 + 4.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0])[:, None, None]
     left = np.flatnonzero(~one_contour)
@@ -495,12 +496,12 @@ def deltas_along(
             if rows.size:
                 some, at, cut_off, asked = parts.take(rows), place[rows], tolerance * rtol, both[:, rows].T
                 if direction == "add":
-                    # For "add" only deltas near eps = 0 matter, so the contour is placed for a lower eps. Several
-                    # standard deviations above this lower eps the terms that are cut off are a larger share of delta.
-                    # So `cut_off` is small.
+                    # For "add" only deltas near eps = 0 matter, so the contour is placed for a lower eps, `at`. The
+                    # contour may leave out terms of size `cut_off`, relative to delta at `at`. `cut_off` is small,
+                    # since delta is much smaller several standard deviations above `at`.
                     at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9
                     asked = np.zeros(asked.shape, bool)
-                # Where rtol is not asked for, an upper end that exceeds the estimate by at most 0.3 % is enough.
+                # Where `asked` is False, an upper bound that exceeds the estimate by at most 0.3 % is enough.
                 widths = np.where(asked, DIRECTION_WIDTH * rtol, 3e-3)
                 found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off)
                 low[:, rows] = np.maximum(low[:, rows], found.lower.T)
@@ -509,7 +510,7 @@ def deltas_along(
 
 
 def _plain(parts: Components) -> np.ndarray:
-    """Return whether the contour engine alone answers each row."""
+    """Return, for each row, whether the contour engine would answer it without another engine or a theorem."""
     kinds = kinds_of(parts)
     others = kinds.answered_by["closed_form"] | kinds.answered_by["two_steps"]
     others |= kinds.beyond_kernels | kinds.nearly_always_sampled

@@ -87,8 +87,8 @@ class Game:
         if plan.unit != "record":
             raise InputError(f"unit = {plan.unit!r} of the plan is not supported: a canary is one record; use 'record'")
         rule = trainer.rule
-        # AdaptiveClip and private_loss would count a canary that is out. The canary's absence would then show twice as
-        # much as a record's absence does.
+        # AdaptiveClip and private_loss are refused, since both would count a canary that is out as a member. The
+        # canary's absence would then show twice as much as a record's absence does.
         beside = rule.adaptive is not None or rule.private_loss is not None
         if rule.rngs or rule.has_aux or beside or trainer.trainable is not None:
             raise InputError(
@@ -232,8 +232,8 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
 
     Parameters
     ----------
-    trainer : its plan's dataset_size is the number of examples in ``data`` plus ``count``. It has one clip norm for all
-        parameters.
+    trainer : its plan's dataset_size is the number of examples in ``data`` plus ``count``.  The trainer has one clip
+        norm for all parameters.
     data : pytree of arrays, the examples along the first axis; None for no other examples.
     count : number of canaries.
 
@@ -264,8 +264,8 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
         flat = ravel_pytree(params)[0]
         if flat.size < count:
             raise InputError(f"count = {count} must be <= {flat.size}, the number of parameters; plant fewer")
-        # The gradient of `pull` is 1e4 C along the canary's coordinate: positive, so that it raises the score, and so
-        # long that every clipping gives it norm C.
+        # The gradient of `pull` is 1e4 C along the canary's coordinate. Its positive sign raises the score. Its norm is
+        # so large that every method of clipping reduces the norm to C.
         pull = jnp.where(mark > 0, 1e4 * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
         return pull if example is None else pull + jnp.where(mark == REAL_MARK, loss_fn(params, example), 0.0)
 

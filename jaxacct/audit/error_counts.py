@@ -41,7 +41,7 @@ def upper_limit(hits: Any, trials: Any, error: Any) -> np.ndarray:
     hits, trials = np.asarray(hits, np.float64), np.asarray(trials, np.float64)
     open_end = hits >= trials
     limit = betainccinv(hits + 1.0, np.where(open_end, 1.0, trials - hits), error)
-    # 1e-10 covers the error of the inverse incomplete beta function
+    # The factor 1 + 1e-10 covers the rounding error of SciPy's inverse of the incomplete beta function.
     return np.where(open_end, 1.0, np.minimum(limit * (1.0 + 1e-10), 1.0))
 
 
@@ -152,7 +152,7 @@ def epsilon_of_mu(mu: np.ndarray, delta: np.ndarray) -> np.ndarray:
 def guess_counts(
     correct: Any, guesses: Any, canaries: Any, delta: Any, more: tuple[int, ...] = ()
 ) -> tuple[list[np.ndarray], tuple[int, ...]]:
-    """Return the checked counts and delta of a one-run audit, and the common shape of these and of the shape `more`."""
+    """Return the checked counts and delta of a one-run audit, and the shape to which these and `more` broadcast."""
     given = {"correct": correct, "guesses": guesses, "canaries": canaries, "delta": delta}
     rules = (WHOLE_NUMBERS, COUNT, COUNT, DELTA_OR_ZERO)
     fields = {name: np.asarray(check(name, x, rule)) for (name, x), rule in zip(given.items(), rules, strict=True)}

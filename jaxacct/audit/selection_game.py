@@ -167,9 +167,9 @@ def in_chunks(
     seed: int,
     progress: bool | None = False,
 ) -> Iterator[Any]:
-    """Yield `one(key, repetitions, rng, size)` for each chunk.
+    """Yield `one(key, repetitions, rng, size)` for each chunk of `size` selections.
 
-    The last `size` of the `repetitions` are draws of K. The others are 0, and only fill up the chunk.
+    The last `size` elements of `repetitions` are draws of K. All earlier elements are 0, and only fill up the array.
     """
     if not isinstance(law, Law) or law.shape:
         raise InputError(f"law = {law!r:.60} must be one law of K; use one such as selection.Geometric(0.1)")
@@ -195,7 +195,7 @@ def in_chunks(
 
 
 def repetition_counts(law: Law, table: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """Return `size` draws of K as int32: first the draws from `table`, ascending, then the larger draws, unsorted."""
+    """Return `size` draws of K as int32: ascending draws of the K in `table`, then unsorted draws of larger K."""
     counts = rng.multinomial(size, table)
     drawn = np.repeat(np.arange(table.size - 1, dtype=np.int32), counts[:-1])
     if not counts[-1]:
@@ -222,7 +222,7 @@ def _law_of(name: str, values: Any) -> np.ndarray:
 
 
 def _gaussian(mean: Any, key: Any, shape: tuple[int, ...]) -> Any:
-    """Draw N(mean, 1). One bit draws the deviation's sign, and 31 bits draw the mass p < 1/2 of the tail beyond it."""
+    """Draw N(mean, 1). One bit draws the side of the mean, and 31 bits draw p < 1/2, the mass beyond the outcome."""
     bits = jax.random.bits(key, shape, jnp.uint32)
     p = ((bits >> np.uint32(1)).astype(jnp.float32) + 0.5) * np.float32(2.0**-32)
     size = -ndtri(p)
@@ -312,7 +312,7 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
     numerator, rank = np.diff(top), np.stack([ends[:-1], ends[1:]], axis=1)
     order = np.argsort(found.score(rank.mean(axis=1)), kind="stable")
     numerator, denominator, rank = numerator[order], np.diff(ends)[order], rank[order]
-    if top[0] > 0.0:  # outcomes of denominator mass 0 have the highest score
+    if top[0] > 0.0:  # outcomes of denominator mass 0 have the highest score, so their cell is the last
         numerator, denominator = np.append(numerator, top[0]), np.append(denominator, 0.0)
         rank = np.concatenate([rank, np.zeros((1, 2))])
     return Cells(numerator / numerator.sum(), denominator / denominator.sum(), rank)
@@ -371,7 +371,7 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
     (1000, True)
     """
     masses = _law_of("masses", masses)
-    # for each cell but the lowest, from the top cell down: the mass of this cell and of all cells above it
+    # `above` is the mass of a cell and of all cells above it: for each cell but the lowest, from the top cell down.
     above = np.cumsum(masses[::-1])[:-1] / masses.sum()
 
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:

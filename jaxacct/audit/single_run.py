@@ -131,8 +131,8 @@ def one_run(
     confidence : float in (0, 1)
     claim : a Plan claims the curve of one run, a mechanism or a Profile claims its own curve, and a number mu > 0
         claims mu-Gaussian DP.  The claim is about adding or removing one canary.  If the claim's relation is
-        replace_one or zero_out, it is about replacing or zeroing one canary.  A plan with data_dependent=True claims no
-        curve, and is refused.
+        replace_one or zero_out, the claim is about replacing or zeroing one canary.  A plan with data_dependent=True
+        claims no curve, and is refused.
     guessed : {"both", "in"}
         Use "in" if every guess says that a canary was in, and some coins are not guessed.  With a claim, "in"
         refutes more than "both".
@@ -158,7 +158,7 @@ def one_run(
     fields, shape = guess_counts(correct, guesses, canaries, delta)
     v, r, m, d = (np.broadcast_to(x, shape).reshape(-1) for x in fields)
     rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - 1e-9
-    # `high` is not rejected: at this epsilon even r right guesses of r have probability q^r >= error
+    # At epsilon = `high` even r right guesses of r have a probability q^r >= error. So `high` is never rejected.
     low, high = np.zeros(v.size), np.maximum(np.log(r / -np.log(error)) + 1.0, 1.0)
     some = rejected(low)
     for _ in range(60):  # more halvings than a float64 has significant bits
@@ -217,7 +217,7 @@ def _log_p(epsilon: Any, v: Any, r: Any, m: Any, delta: Any) -> np.ndarray:
         tail = np.logaddexp.accumulate(mass[:, ::-1], axis=1)[:, ::-1]
         at = v.astype(int)[:, None]
         beyond = np.take_along_axis(tail, at, axis=1)  # Pr[B >= v]
-        # S_i = Pr[v - i <= B < v] is summed from v downwards, since a difference of tails would cancel
+        # `within` is log Pr[v - i <= B < v], summed from v downwards, since a difference of two tails would cancel.
         i = k[1:]
         below = np.where(i <= at, np.take_along_axis(mass, np.maximum(at - i.astype(int), 0), axis=1), -np.inf)
         within = np.logaddexp.accumulate(below, axis=1)
@@ -289,7 +289,8 @@ def known_curve_test(
         side = by_gaussian(mu) if guessed == "both" else halved(by_gaussian(mu))
         return ~refuted(np.full(mu.shape, error), right, made, coins, side)
 
-    # Every mu below a refuted mu is refuted, too. At mu = 50 the curve allows, in float64, that all guesses are right.
+    # Every mu below a refuted mu is refuted, too, so `_sections` finds the largest one. No audit refutes mu = 50: in
+    # float64 the curve of 50-Gaussian DP allows that all guesses are right.
     mu = _sections(held, 0.0, 50.0, right.shape[0])[0].reshape(shape)
     at = np.broadcast_to(d, shape)
     epsilon = np.where(at > 0.0, epsilon_of_mu(mu, np.where(at > 0.0, at, 0.5)), np.where(mu > 0.0, np.inf, 0.0))
@@ -309,7 +310,7 @@ def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, invers
     for i in range(int(c.max()) - 1, -1, -1):
         active = i < c
         more = np.where(active, np.maximum(h, inverse(r)), h)
-        # Where `more` is infinite, h becomes infinite, and h alone refutes tau. There r is not changed.
+        # If `more` is infinite, h becomes infinite, and h alone refutes tau. `step` is then 0, which leaves r finite.
         step = np.subtract(more, h, out=np.zeros_like(r), where=np.isfinite(more))
         r = np.where(active, DOWN * (r + i / np.maximum(g - i, 1.0) * step), r)
         h = more
@@ -317,14 +318,14 @@ def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, invers
 
 
 def _p_value(c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse, guessed: str) -> np.ndarray:
-    """Return the p-value: the least tau that `refuted` is seen to refute, or 1. The counts have shape (batch, 1)."""
+    """Return the p-value: the least tau for which `refuted` was found True, or 1. The counts have shape (batch, 1)."""
     side = inverse if guessed == "both" else halved(inverse)
     wrong = lambda log_tau: refuted(np.exp(log_tau), c, g, m, side)
     return np.minimum(np.exp(_sections(wrong, -690.0, 0.0, c.shape[0])[1]) / DOWN, 1.0)
 
 
 def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float, rows: int) -> tuple[Any, Any]:
-    """Return, for each row, two close values in [low, high]; between them the monotone statement `true` turns true."""
+    """Return, for each row, the ends of a short interval in [low, high] in which `true` turns from False to True."""
     left, right = np.full(rows, low), np.full(rows, high)
     share = np.arange(1.0, 17.0) / 17.0
     for _ in range(10):  # the interval shrinks by a factor of 17^10 = 2e12
@@ -343,11 +344,11 @@ class Lines(NamedTuple):
 
     intercept: np.ndarray
     slope: np.ndarray
-    breaks: np.ndarray  # values of y at which the best line changes
+    breaks: np.ndarray  # values of y at which another line begins to give the largest lower bound of x
 
 
 def claimed_lines(claim: Any, guessed: str) -> Lines:
-    """Return lines above the claimed curve. If `guessed` is "in", it is the curve of removing, not adding, a canary."""
+    """Return lines above the claimed curve. If `guessed` is "in", only the curve of removing a canary is used."""
     relation = "add_or_remove_one" if guessed == "both" else "remove_one"
     if isinstance(claim, Plan):
         if claim.filter is not None:
@@ -380,7 +381,7 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
 
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Return epsilons, and upper bounds of a profile's delta at these epsilons."""
-    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # a delta below 1e-15 vanishes beside 1
+    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # at larger eps delta < 1e-15, which is lost beside 1
     # Between two of these epsilons the lines of `claimed_lines` are too high, by an error of second order in the
     # distance of the two epsilons. So 257 epsilons are enough.
     epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)
@@ -395,7 +396,7 @@ def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
 
 
 def by_lines(lines: Lines) -> Inverse:
-    """Return the function from y to a lower bound of x, by the best line. Any other line gives a lower bound, too."""
+    """Return the function from y to a lower bound of x, by the line that is best at y. All lines give valid bounds."""
 
     def inverse(y: np.ndarray) -> np.ndarray:
         best = np.searchsorted(lines.breaks, y)
@@ -417,7 +418,7 @@ def by_gaussian(mu: np.ndarray) -> Inverse:
 
 
 def halved(inverse: Inverse) -> Inverse:
-    """Return the inverse of the curve F(2x)/2, for guesses "in", given the inverse of F."""
+    """Given the inverse of a curve F, return the inverse of F(2x)/2, the curve for guesses "in"."""
     return lambda y: 0.5 * inverse(2.0 * y)
 
 

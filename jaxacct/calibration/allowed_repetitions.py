@@ -54,8 +54,8 @@ class AllowedRepetitions:
     parameter : float or numpy.ndarray
         Parameter of the law of K with this mean: gamma, the mean of a Poisson law, or the fixed K of a point mass.
     epsilon : Bounds
-        Epsilon at that law.  `epsilon.upper <= target_epsilon` wherever `ok`.  Where `ok` is False, it is the epsilon
-        of the law with the least mean that was searched.
+        Epsilon at that law.  `epsilon.upper <= target_epsilon` wherever `ok`.  Where `ok` is False, `epsilon`
+        belongs to the law with the least mean that was searched.
     status : str or numpy.ndarray
         "ok" (a larger number misses the target), "not_binding" (the largest number searched meets the target), "loose"
         (no larger number is shown to miss the target) or "infeasible".

@@ -55,8 +55,8 @@ def calibrate(
     The search looks for an `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as
     possible to the end of the bracket that protects less.  It evaluates both ends to find out which one that is.  The
     returned value was itself evaluated, so it meets the target.  If epsilon is monotone in the parameter, every value
-    that protects less misses the target.  The library cannot see from a function whether epsilon is monotone: say so
-    with `monotone=True`.
+    that protects less misses the target.  The library cannot see from a function whether epsilon is monotone.  The
+    caller declares it with `monotone=True`.
 
     Parameters
     ----------
@@ -70,10 +70,10 @@ def calibrate(
         status says so.
     bracket : (lowest, highest), array_likes > 0, optional
         Ends of the search.  All arguments broadcast, with one search for each element.  Without a bracket, powers of 10
-        are tried from 1 outwards, up to 1e9 and down to 1e-9 (for whole numbers, down to 1).  In each direction this
-        stops at the first power that the function refuses.  The bracket lies between the first two neighbouring powers
-        of which only one meets the target, and is widened a little.  If there are no such powers, it lies between the
-        outermost powers that were tried.
+        are tried from 1 outwards, up to 1e9 and down to 1e-9 (for whole numbers, down to 1).  In each direction the
+        trials stop at the first power that the function refuses.  The bracket lies between the first two neighbouring
+        powers of which only one meets the target, and is widened a little.  If there are no such powers, the bracket
+        lies between the outermost powers that were tried.
     whole : bool
         Whether the parameter is a whole number, such as a number of steps.
     monotone : bool
@@ -200,9 +200,9 @@ def search_mechanisms(
 ) -> BestValues:
     """Return, for each element, the least protective value that meets the target. The arrays returned are flat.
 
-    `make` is called with values for the whole batch, since it may hold arrays of the batch's shape. At both ends of the
-    bracket a rough epsilon suffices. It decides only whether epsilon falls as the value grows, and in which rows the
-    search tries the less protective end first.
+    `make` is called with values for the whole batch, since `make` may hold arrays of the batch's shape. At both ends of
+    the bracket a rough epsilon suffices. The rough epsilons decide only whether epsilon falls as the value grows, where
+    the search starts, and in which rows the search tries the less protective end first.
     """
     low, high = (end.reshape(-1).astype(np.float64) for end in limits)
     values, target = low.copy(), epsilon.reshape(-1)
@@ -221,7 +221,7 @@ def search_mechanisms(
         return Bounds(low, middle, high, found.kind, np.where(lost, "mass_at_infinity", found.status), found.engine)
 
     rows = np.arange(low.size)
-    while (deltas == 0.0).any():  # at delta = 0 epsilon is infinite for an unbounded loss
+    while (deltas == 0.0).any():  # find the rows whose loss is unbounded: at delta = 0 their epsilon is infinite
         try:
             evaluate(rows, low, ROUGH[0])
             break

@@ -1,7 +1,8 @@
 """The search for one parameter of Poisson sampled DP-SGD: the search's goal, and where the search starts.
 
 Fast vectorised solves in x = log(value) give estimates.  From these estimates search.py finds certified values.  A
-solve integrates along a contour: most rows along a plain contour, and the other rows along a split contour.
+solve computes delta by a contour integral: for most rows on a plain contour, for the others on a split one (see
+engines/contour.py).
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ RULES: dict[str, Constraint] = {"target_epsilon": _EPSILON, "target_delta": DELT
 
 
 def given_target(target_epsilon: Any, target_delta: Any, risks: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the target risk and then its settings, by name, or None if the target is epsilon with delta."""
+    """Return a dict of the target risk, first, and the risk's settings; None if the target is epsilon with delta."""
     named = [name for name in TARGETS if risks[name] is not None]
     wanted = [*(["target_epsilon"] if target_epsilon is not None or target_delta is not None else []), *named]
     choices = f"target_epsilon with target_delta, or one of {', '.join(TARGETS)}"
@@ -115,8 +116,8 @@ class Calibration:
     value : array of the batch shape
         NaN where `ok` is False.
     epsilon : Bounds
-        Epsilon at that value; `epsilon.upper <= target_epsilon` wherever `ok`.  If the target is a risk, all three ends
-        are the one eps at which delta was evaluated; the risk follows from that eps and delta.
+        Epsilon at that value; `epsilon.upper <= target_epsilon` wherever `ok`.  If the target is a risk, lower,
+        estimate and upper all equal the one eps at which delta was evaluated. The risk follows from that eps and delta.
     status : str or array of str
         "ok" (the value meets the target, and either a slightly less private value is shown to miss the target, or
         epsilon is within rtol of the target), "not_binding" (every searched value meets the target; the value is the
@@ -126,10 +127,10 @@ class Calibration:
         Whether a value meets the target.
     best : bool or array of bool
         Whether the value is shown to be the best one, up to a relative distance d = min(10 rtol, max(0.01, rtol)).
-        This needs an epsilon that is monotone in the value, and one of two facts.  Either a value that is less private
+        True needs an epsilon that is monotone in the value, and one of two facts.  Either a value that is less private
         by d misses the target, or epsilon is within rtol of the target and changes fast enough with the value.  For an
         epsilon of kind "bound" the value is the best for that bound.  With a risk as target the risk takes the place of
-        epsilon.  False at "not_binding", unless the value is a sampling probability of 1.
+        epsilon.  `best` is False at "not_binding", unless the value is a sampling probability of 1.
     risk : Bounds, or None where epsilon is the target
         The risk at that value.  `risk.upper` is at most the target wherever `ok`; elsewhere it is NaN.
     relation : str
@@ -160,7 +161,7 @@ class Calibration:
         return plain_record(self)
 
     def _repr_html_(self) -> str:
-        """Show the brackets, and the values in full, since a rounded value need not meet the target."""
+        """Return HTML with the brackets, and with unrounded values, since a rounded value need not meet the target."""
         name, bounds = ("epsilon", self.epsilon) if self.risk is None else ("risk", self.risk)
 
         def cells(index: tuple[int, ...]) -> list[str]:
@@ -181,7 +182,7 @@ class Goal(NamedTuple):
     limits: tuple[float, float]  # smallest and largest value of the unknown that are searched
     relation: str
     rtol: float  # largest relative distance of epsilon below the target
-    hint: contour.Hint  # first guess and first contour of certified evaluations; the fast solves write it
+    hint: contour.Hint  # the answer to expect and the contour to try first; the fast solves fill it in
     near: np.ndarray | None = None  # guess of the unknown
     on_delta: bool = False  # whether delta is the target, instead of epsilon
 
@@ -206,7 +207,7 @@ def checked(
     backend: str,
     more_shapes: dict[str, tuple[int, ...]] | None = None,
 ) -> tuple[Goal, dict[str, np.ndarray], tuple[int, ...]]:
-    """Check the arguments of a public call; return the goal, its target's numbers as flat arrays, and the batch shape.
+    """Check the arguments of a public call; return the goal, the target's numbers as flat arrays, and the batch shape.
 
     Raise InputError where an argument is refused.  If the target is a risk, the goal's epsilon and delta are 0.
     """
@@ -282,8 +283,8 @@ def result(
 class _Equation(NamedTuple):
     """The arguments of the kernels, row by row.
 
-    The logarithms of the noise, the rate and the number of steps, (B, 3), are `base + x unknown`. x is the logarithm of
-    the value that is searched. `unknown` is 1 in the column of that value and 0 in the others.
+    The logarithms of noise, rate and number of steps are an array (B, 3), `base + x * unknown`. x is the logarithm of
+    the value that is searched. `unknown` is 1 in the column of that value and 0 in the other columns.
     """
 
     sign: np.ndarray
@@ -297,12 +298,12 @@ class _Equation(NamedTuple):
 # NumPy's warnings are off, since values near the ends of float64's range may overflow. A wrong x then costs only time.
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def started(goal: Goal, rows: np.ndarray) -> Start:
-    """Estimate the start of the search of some rows, and write into the goal's hint where certified evaluations begin.
+    """Estimate where the search of some rows starts. Fill in `goal.hint`, which starts the certified evaluations.
 
     A start that is not finite is replaced by the middle of the limits.
     """
     known = {name: column[rows] for name, column in goal.known.items()}
-    if goal.on_delta:  # epsilon may be 0, for which the tail bound below would give mu = 0
+    if goal.on_delta:  # mu by bisection, since the tail bound below would give mu = 0 where epsilon is 0
         epsilon, delta = goal.epsilon[rows], goal.delta[rows]
         delta = delta - AIM * goal.rtol * room(delta)
         log_delta, mu = np.log(delta), gaussian_mu(epsilon, delta)
@@ -377,7 +378,7 @@ def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -
 def _plainly(
     goal: Goal, rows: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray
 ) -> None:
-    """Solve on plain contours, the smallest size ("rung") first. An unsolved row moves to a rung with enough nodes."""
+    """Solve on plain contours of growing size ("rungs"). A row that one rung leaves unsolved moves to a larger rung."""
     rungs, spare = (PLAIN_FOR_DELTA, NEARLY) if goal.on_delta else (PLAIN, 1.0)
     low, high = np.log(goal.limits)
     variance = mu**2
@@ -415,7 +416,8 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
     sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
     slope = sign * -2.0 * equation.log_delta
     rows = np.flatnonzero(left)
-    # A target delta may belong to an eps near 0. There the deltas of the steps, which `_one_hit` adds up, exceed delta.
+    # `_one_hit` takes the sum of the steps' deltas for the run's delta. Near eps = 0, where a target delta may be asked
+    # for, this sum exceeds delta. So rows with a target delta keep their x.
     if not goal.on_delta:
         found.x[rows], slope[rows] = _one_hit(
             jax.tree.map(itemgetter(rows), equation), found.x[rows], slope[rows], sign
@@ -424,7 +426,7 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
         if not rung.split or rung.chunk == 1:
             continue
         active = left.copy()
-        # Each call places the contour's windows anew. A row gets at most six calls on one rung.
+        # Each call of `solve_split` places the contour's windows anew. A row gets at most six calls on one rung.
         for _ in range(6):
             todo = np.flatnonzero(active)
             if todo.size == 0:
