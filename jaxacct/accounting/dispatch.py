@@ -121,8 +121,9 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     # `known`: each engine, with the rows that it can answer
     mine = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
     known = [(one, one.supports(question)) for one in mine]
-    # Rows that contours leave open are asked about once more as in a search: larger errors are easier to certify.
-    for effort in dict.fromkeys((question.effort, question.effort._replace(in_search=True))):
+    # An epsilon that contours leave open is asked for once more as in a search: larger errors are easier to certify.
+    in_search = question.effort._replace(in_search=quantity == "epsilon" or question.effort.in_search)
+    for effort in dict.fromkeys((question.effort, in_search)):
         for one, can in known:
             if one.cost > COSTLY:
                 continue
