@@ -23,6 +23,17 @@ def test_gradient_of_dp_sgd():
     np.testing.assert_allclose(g.steps, by_n, rtol=1e-4)
 
 
+@pytest.mark.parametrize("sigma, q, n, delta", [(18.0, 0.005, 500, 1e-20), (1.2, 1.3e-5, 54_000, 5e-20)])
+def test_gradient_where_losses_have_two_humps(sigma, q, n, delta):
+    """A plain contour with enough points and nodes, but around the wrong hump, gave -1e-5 for -.077."""
+    h, run = 1e-3, ja.dp_sgd(sigma * np.array([1 - 1e-3, 1 + 1e-3, 1, 1]), q * np.array([1, 1, 1 - 1e-3, 1 + 1e-3]), n)
+    found = ja.epsilon_gradient(ja.dp_sgd(sigma, q, n), delta, relation="remove_one")
+    at = ja.epsilon(run, delta, relation="remove_one")
+    low_sigma, high_sigma, low_q, high_q = at.estimate
+    assert found.mechanism.mechanism.noise_multiplier == pytest.approx((high_sigma - low_sigma) / (2 * h * sigma), 1e-3)
+    assert found.mechanism.sampling_probability == pytest.approx((high_q - low_q) / (2 * h * q), 1e-3)
+
+
 @pytest.mark.slow
 def test_gradient_of_a_heterogeneous_composition():
     def run(b, e, d):

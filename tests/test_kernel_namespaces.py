@@ -118,8 +118,10 @@ def test_sensitivity_is_a_difference():
     with np.errstate(all="ignore"):
         wanted = slope(lambda h: log_value(h, EPSILON), 1e-3)
         fall = slope(lambda h: log_value(0.0, EPSILON + h), 1e-3)
-    fine = np.all(found[2] <= (points, count), axis=1)
+        value = log_value(0.0, EPSILON)
+    fine = np.all(found[3] <= (points, count), axis=1)
     assert fine.sum() >= 2
+    np.testing.assert_allclose(found[2][fine], value[fine], rtol=1e-12)
     scale = np.abs(wanted) + np.abs(found[1])
     assert np.max(np.abs(found[0] - wanted)[fine] / scale[fine]) < 1e-7
     np.testing.assert_allclose(found[1][fine], -fall[fine], rtol=1e-7)

@@ -343,7 +343,8 @@ def _alike(one: Components, other: Components) -> bool:
 
 def _some(question: MechanismQuestion, rows: slice | np.ndarray) -> MechanismQuestion:
     hint = None if question.hint is None else jax.tree.map(itemgetter(rows), question.hint)
-    return question._replace(given=question.given[rows], hint=hint)
+    floor = None if question.floor is None else question.floor[rows]
+    return question._replace(given=question.given[rows], hint=hint, floor=floor)
 
 
 def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: np.ndarray, found: Side) -> None:
@@ -360,7 +361,7 @@ def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: n
         if not left:
             continue
         some = [parts.take(rows[[row]]) for parts in sides]
-        again = _larger(question._replace(given=target[[row]], hint=None), some, left)
+        again = _larger(question._replace(given=target[[row]], hint=None, floor=None), some, left)
         for kept, new in zip(jax.tree.leaves(found), jax.tree.leaves(again), strict=True):
             kept[row] = new[0]
 
@@ -403,10 +404,11 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
     same = np.full(given.shape, question.quantity == "delta") & (given == 0.0)
     for parts in sides:
         same &= ~np.any(parts.finite_n > 0, axis=1) & (parts.delta_infinity == 0.0)
+    known = -np.inf if question.floor is None else question.floor
     for place, parts in enumerate(sides[:1] if same.all() else sides):
         asked = ~same | (place == 0)
         if question.quantity == "epsilon":
-            side = _one_epsilon(question, parts, worst.lower, None if left is None else left[place])
+            side = _one_epsilon(question, parts, np.maximum(worst.lower, known), None if left is None else left[place])
         else:
             side = _one_delta(question, parts._replace(sign=np.where(same, 1.0, parts.sign)), worst.lower, asked)
             question = question._replace(hint=None)  # the hint is for the first direction, so the second gets none
@@ -513,7 +515,7 @@ def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side
             _prepare_pairs(some)
             sides = directions(some, question.relation)
             above, below = ([components(some, question.relation, x, lower) for x in sides] for lower in (False, True))
-        again = _larger_of_pairs(question._replace(given=question.given[asked], hint=None), above, below)
+        again = _larger_of_pairs(question._replace(given=question.given[asked], hint=None, floor=None), above, below)
         low, high = worst.lower[asked], worst.upper[asked]
         low = np.where(again.contradicted, low, np.maximum(low, again.answer.lower))
         high = np.where(again.contradicted, high, np.minimum(high, again.answer.upper))

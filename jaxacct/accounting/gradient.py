@@ -25,6 +25,7 @@ from jaxacct.core.validation import (
 )
 from jaxacct.engines import contour
 from jaxacct.engines.backend import evaluate, job
+from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.kernels.calibration import sensitivity
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
 from jaxacct.mechanisms.base import holds_vectors, require_mechanism
@@ -33,6 +34,8 @@ from jaxacct.mechanisms.loss_components import add_and_remove
 FIELD_STEP = 1e-5
 """Relative step of a mechanism's numeric field, for the central difference of the loss law. The step is about the cube
 root of the unit roundoff, so that rounding and curvature cause errors of about the same size."""
+SAME_DELTA = 1e-3
+"""A contour's derivatives are used if its delta differs relatively by at most this from the delta that is asked for."""
 MOST_FIELDS = 400
 """Largest number of fields for which a gradient is computed. The time is proportional to the number of fields."""
 
@@ -44,11 +47,12 @@ def epsilon_gradient(
     """Return `d epsilon / d field` for every numeric field, at fixed delta, as a pytree like the mechanism.
 
     By the implicit function theorem the derivative is (d log delta/d field) / (-d log delta/d epsilon), in the larger
-    direction of the neighbouring relation. It is an estimate. Its relative accuracy is about 1e-6 where the contour
-    engine answers. Elsewhere it is a difference of the lattice engine's estimates, accurate to about 1e-3. The
-    derivative is 0 where epsilon is 0 or infinite. Counts are differentiated as if they were real. If a count cannot
-    grow by one, its derivative is NaN in all configurations. An example is the ``group`` of a `RandomAllocation` whose
-    mechanism has finitely many outputs. At an end of its range, a field is differentiated from inside.
+    direction of the neighbouring relation. It is an estimate. Its relative accuracy is about 1e-6 where a contour
+    reproduces delta. Elsewhere it is a difference of estimates of epsilon, accurate to about 1e-3. The derivative is 0
+    where epsilon is 0 or infinite. Counts are differentiated as if they were real; a difference moves a count n by one
+    at least, which is accurate to about 1/(2 n). If a count cannot grow by one, its derivative is NaN in all
+    configurations. An example is the ``group`` of a `RandomAllocation` whose mechanism has finitely many outputs. At an
+    end of its range, a field is differentiated from inside.
 
     Parameters
     ----------
@@ -100,10 +104,11 @@ def epsilon_gradient(
     flat_delta = np.broadcast_to(np.asarray(delta, np.float64), shape).reshape(-1)
     with job(flat_delta.size, chosen.backend):
         gradients = [np.zeros(flat_delta.size) for _ in leaves]
-        sides = {
-            d: _one_sided(jax.tree.unflatten(structure, full), flat_delta, relation, d)
-            for d in directions(mechanism, relation)
-        }
+        whole, floor = jax.tree.unflatten(structure, full), np.full(flat_delta.size, -np.inf)
+        sides: dict[str, Any] = {}
+        for direction in directions(mechanism, relation):  # epsilons below those of the first direction are not refined
+            sides[direction] = _one_sided(whole, flat_delta, relation, direction, floor)
+            floor = np.maximum(floor, sides[direction].lower)
         largest = np.max([side.estimate for side in sides.values()], axis=0)
         moving = np.isfinite(largest) & (largest > 0)
         for direction, side in sides.items():
@@ -116,9 +121,11 @@ def epsilon_gradient(
     return jax.tree.unflatten(structure, [g.reshape(shape)[()] for g in gradients])
 
 
-def _one_sided(mechanism: Mechanism, delta: np.ndarray, relation: str, direction: str) -> Any:
+def _one_sided(
+    mechanism: Mechanism, delta: np.ndarray, relation: str, direction: str, floor: np.ndarray | None = None
+) -> Any:
     one = f"{direction}_one" if add_and_remove(mechanism, relation) else relation
-    return account.epsilon(mechanism, delta, relation=one)
+    return account.answer(MechanismQuestion("epsilon", mechanism, delta, one, floor=floor, attacks=True))
 
 
 def _differentiate(
@@ -132,7 +139,8 @@ def _differentiate(
         return jax.tree.unflatten(structure, [*fields[:index], values, *fields[index + 1 :]])
 
     parts = components(at(0, fields[0]), relation, direction)
-    answers = []
+    answers: list[np.ndarray] = []
+    rough: list[tuple[int, np.ndarray]] = []
     for index, field in enumerate(fields):
         low, high = _around(allowed[index], field, FIELD_STEP)
         try:
@@ -153,19 +161,28 @@ def _differentiate(
                 contour.law(above, rows),
                 contour.law(below, rows),
             )
-            along, slope = _along(contour.law(parts, rows), tangent, epsilon[rows])
             # The mass at infinity is a part of delta, so its change counts too.
             finite = (delta - parts.delta_infinity)[rows]
+            along, slope = _along(contour.law(parts, rows), tangent, epsilon[rows], finite)
             lost = (above.delta_infinity - below.delta_infinity)[rows] / width
             answer[rows] = (along + lost / finite) / slope
-        rough = np.flatnonzero(~np.isfinite(answer))
-        if rough.size:
-            # Where the contour has no answer, a difference quotient of epsilon is taken. The lattice's estimates of
-            # epsilon are off by about 1e-5. A relative step below 1e-3 would magnify the errors too much.
-            low, high = _around(allowed[index], field, 1e-3)
-            ends = [_one_sided(at(index, v), delta, relation, direction).estimate[rough] for v in (low, high)]
-            answer[rough] = (ends[1] - ends[0]) / (high - low)[rough]
+        left = np.flatnonzero(~np.isfinite(answer))
+        if left.size:
+            rough.append((index, left))
         answers.append(answer)
+    if rough:
+        # Where the contour has no answer, a difference quotient of epsilon is taken. The lattice's estimates are off by
+        # about 1e-5. A relative step below 1e-3 would magnify these errors too much.
+        moved = [((index, rows), _around(allowed[index], fields[index][rows], 1e-3)) for index, rows in rough]
+        columns = [
+            np.concatenate([np.concatenate(both if i == f else [field[rows]] * 2) for (i, rows), both in moved])
+            for f, field in enumerate(fields)
+        ]
+        given = np.concatenate([delta[rows] for _, rows in rough for _ in range(2)])
+        found = _one_sided(jax.tree.unflatten(structure, columns), given, relation, direction).estimate
+        for (index, rows), (low, high) in moved:
+            first, second, found = np.split(found, [rows.size, 2 * rows.size])
+            answers[index][rows] = (second - first) / (high - low)
     return answers
 
 
@@ -189,7 +206,7 @@ def _around(allowed: Constraint, values: np.ndarray, step: float) -> tuple[np.nd
     return np.maximum(values - width, allowed.lower), np.minimum(values + width, upper)
 
 
-def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _along(law: Any, tangent: Any, epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (derivative of log delta in a field, -d log delta/d eps). The first is NaN where all contours fail.
 
     tangent : derivative of `law` in the field.
@@ -203,8 +220,10 @@ def _along(law: Any, tangent: Any, epsilon: np.ndarray) -> tuple[np.ndarray, np.
             continue
         arguments = jax.tree.map(lambda a, rows=todo: a[rows], (law, tangent, epsilon, log_tol))
         static = {"points": rung.points, "count": rung.nodes}
-        change, rate, needs = evaluate(sensitivity, arguments, todo.size, rung.chunk, **static)
-        good = np.all(needs <= (rung.points, rung.nodes), axis=1)
+        change, rate, log_delta, needs = evaluate(sensitivity, arguments, todo.size, rung.chunk, **static)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            good = np.abs(log_delta - np.log(delta[todo])) <= SAME_DELTA
+        good &= np.all(needs <= (rung.points, rung.nodes), axis=1)
         along[todo[good]], slope[todo[good]] = change[good], rate[good]
         due[todo] = np.where(good, len(contour.PLAIN), np.maximum(contour.rung_for(needs), step + 1))
     return along, slope

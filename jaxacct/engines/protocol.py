@@ -43,6 +43,7 @@ class MechanismQuestion(NamedTuple):
     effort: Effort = Effort(1e-4)
     engine: str = "auto"  # the name of the engine that the user wants, or "auto"
     hint: Any = None  # what a search already knows; it changes only the time that the answer takes
+    floor: Any = None  # a known lower bound of the final answer; an answer by parts below it is not refined
     attacks: bool = False  # whether the engine also looks for attacks that raise the lower bound, which takes longer
 
 

@@ -52,8 +52,8 @@ SETTLED = 0.15
 
 def sensitivity(
     law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
-) -> tuple[Array, Array, Array]:
-    """Return (d log delta along `tangent`, -d log delta/d eps, the numbers of points and of nodes that suffice)."""
+) -> tuple[Array, Array, Array, Array]:
+    """Return log delta's derivative along a tangent; minus that in eps; log delta; the (points, nodes) that suffice."""
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     nodes = plain.nodes_for(law, point, epsilon, log_tol, points, count)
@@ -72,7 +72,8 @@ def sensitivity(
     terms = (re + 1j * im) * xp.exp(nodes.log_modulus + 1j * (nodes.angle - nodes.t * epsilon[..., None]))
     value = xp.sum(terms.real, axis=-1)
     moved = xp.sum(xp.where(nodes.log_modulus > -xp.inf, (change * terms).real, 0.0), axis=-1)
-    return moved / value, xp.sum((z * terms).real, axis=-1) / value, nodes.needs
+    log_delta = nodes.k0 - c * epsilon + xp.log(value)
+    return moved / value, xp.sum((z * terms).real, axis=-1) / value, log_delta, nodes.needs
 
 
 def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: Array) -> Array:
