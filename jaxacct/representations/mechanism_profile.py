@@ -37,7 +37,6 @@ from jaxacct.core.validation import (
     refuse_tracers,
     with_hints,
 )
-from jaxacct.engines.contour import reach
 from jaxacct.engines.loss_moments import Interval
 from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, components, directions
@@ -485,9 +484,9 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
     low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # f <= 1 - fpr, which a guess without the output reaches
-    smooth, exact, little = _smooth(profile)
+    smooth, exact = _smooth(profile)
     quick = np.flatnonzero(smooth[rows] & (wanted >= 1e-14) & (wanted <= 1.0 - 1e-9))
-    hard, by_theorems = np.zeros((2, rows.size), bool)
+    hard = np.zeros(rows.size, bool)
     by_contours = profile.engine == "auto" and not exact[rows[quick]].any()
     deltas_of = (replace(profile, engine="contour") if by_contours else profile).deltas_of
     if quick.size:
@@ -504,7 +503,6 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
             width = (at_zero.upper[0] - at_zero.lower[0]) / at_zero.upper[0]
         easy = width <= ROUGH
         hard[quick[~easy]] = True
-        by_theorems[quick] = ~easy & little[rows[quick]] & (at_zero.upper[0] - at_zero.lower[0] <= rtol)
         quick, advantage, width = quick[easy], at_zero.estimate[0][easy], width[easy]
     if quick.size:
         deltas = deltas_of(rows[quick])
@@ -512,13 +510,13 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         rates = rate_at(deltas, place, wanted[quick], np.maximum(WIDTH, 1.5 * np.sqrt(width)))
         low[quick], high[quick] = 1.0 - rates.upper - 1e-16, np.minimum(high[quick], 1.0 - rates.lower + 1e-16)
         # where these show no upper end, shared lattices are faster than contours, unless rounding limits both
-        hard[quick] = (rates.lower <= wanted[quick]) & (width <= 0.1 * ROUGH)
+        hard[quick] = (rates.lower <= wanted[quick]) & (width <= 0.1 * ROUGH) & ~exact[rows[quick]]
     open_ = ~is_narrow(low, high, rtol)
     for row in np.unique(rows[open_]):
         at = open_ & (rows == row)
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
-        names = ["contour"] * bool(by_theorems[at].any()) + ["lattice"] * bool(hard[at].any())
-        for each in *(replace(one, engine=name) for name in names if one.engine == "auto"), one:
+        shared = hard[at].any() and one.engine == "auto"
+        for each in (replace(one, engine="lattice"), one) if shared else (one,):
             found = _tradeoff_by_slopes(each, wanted[at], rtol)
             both = _agreed(profile, np.maximum(low[at], found.low), np.minimum(high[at], found.high))
             low[at], high[at] = both
@@ -531,10 +529,10 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
 
 
 def _smooth(profile: Profile) -> np.ndarray:
-    """Return (3, B): whether the loss has a density and no mass at infinity; a closed form; little noise."""
+    """Return (2, B): whether the loss has a density and no mass at infinity; whether delta has a closed form."""
     mechanism = profile.mechanism
     smooth = np.full(int(np.prod(batch_shape(mechanism))), answered_by_parts(mechanism, profile.relation))
-    exact, little = ~smooth, smooth.copy()
+    exact = ~smooth
     if smooth.size and smooth[0]:
         for side in directions(mechanism, profile.relation):
             parts = components(mechanism, profile.relation, side)
@@ -543,8 +541,7 @@ def _smooth(profile: Profile) -> np.ndarray:
             smooth &= ((steps > 0) | (parts.mu > 0)) & (others == 0) & (parts.delta_infinity == 0)
             answered = kinds_of(parts).answered_by
             exact |= answered["closed_form"] | answered["two_steps"]
-            little &= ~reach(parts).certifies_split
-    return np.stack([smooth, exact, little])
+    return np.stack([smooth, exact])
 
 
 def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
