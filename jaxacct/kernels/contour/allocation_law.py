@@ -247,7 +247,7 @@ def one_slot_above(s: Array, t: Array, k: Array) -> Array:
     rows = np.flatnonzero((s > 3.0) & (t > 1.0))
     s, t, k = s[rows, None], t[rows, None], k[rows, None]
     with np.errstate(all="ignore"):
-        # Each r of `others` gives a bound: a term for one slot, plus P(the other slots add more than r to S).
+        # Each r of `others` gives the bound `value` + `large`. `large` bounds P(the other slots add more than r to S).
         others = k * np.geomspace(1e-12, 0.3, 24)
         strike = t * (k - others)
         edge = np.log(strike) / s + 0.5 * s
@@ -259,7 +259,7 @@ def one_slot_above(s: Array, t: Array, k: Array) -> Array:
 
 
 def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
-    """Guess log E(S - k)_+ or log E(k - S)_+ for a lognormal S. One large slot may raise the guess for E(S - k)_+."""
+    """Guess log E(S - k)_+ (sign = 1) or log E(k - S)_+ from a lognormal S and, for sign = 1, from one large slot."""
     with np.errstate(all="ignore"):
         spread = np.sqrt(np.log1p(np.expm1(np.minimum(s * s, 600.0)) / t))
         d = -np.log(k) / spread
@@ -276,7 +276,7 @@ def guess(sign: float, s: Array, t: Array, k: Array) -> Array:
         edge = np.log(strike) / s + 0.5 * s
         first, second = log_ndtr(s - edge), np.log(k - 1.0) + np.log(t) + log_ndtr(-edge)
         large = first + np.log(-np.expm1(np.minimum(second - first, -1e-12)))
-        # `large` counts where fewer than 0.1 slots, on average, have X/t > k - 1. There one slot mostly makes S large.
+        # `large` is the guess from one large slot. It is used only if on average fewer than 0.1 slots have X/t > k - 1.
         return np.fmax(np.fmax(found, low), np.where(t * tail(edge) < 0.1, large, -np.inf))
 
 
@@ -285,12 +285,12 @@ class Nodes(NamedTuple):
 
     u: Array  # (B, X) the nodes
     x: Array  # (B, X) the likelihood ratio of one slot at each node, divided by t
-    bulk: Array  # (B, X) weight of each node for the bulk, N(u) w1 w2 du, with the windows w1 and w2
+    bulk: Array  # (B, X) weight of each node for the bulk, N(u) w1 w2 du, with the windows w1 at `low` and w2 at `high`
     jump: Array  # (B, X) weight of each node for the jumps, N(u) (1 - w1) w2 du
 
 
 def panels_of(s: Array, t: Array, windows: Windows, size: Array) -> Array:
-    """Choose panel ends, (B, J + 1), dense where e^{zX/t}, |z| = `size`, oscillates. Any choice gives valid bounds."""
+    """Choose panel ends, (B, J + 1), closer where e^{zX/t}, |z| = `size`, oscillates. Any ends give valid bounds."""
     grid = windows.start[:, None] + (windows.end - windows.start)[:, None] * np.linspace(0.0, 1.0, 601)
     middle = 0.5 * (grid[:, 1:] + grid[:, :-1])
     turn = size[:, None] * ratio(middle, s[:, None], t[:, None])
@@ -336,8 +336,8 @@ def panel_errors(
     half width q with n = POINTS nodes is at most 8 q sup |f| rho^{-2n}/(1 - rho^{-2}), with sup |f| over the ellipse of
     size rho about the panel.  sup |f| is bounded over the rectangle around the ellipse, factor by factor.
 
-    less_one : (B,) whether the "- 1" is part of the bulk's integrand or, without a bulk, of the jumps' integrand. If
-        there is a bulk, the jumps' integrand has no "- 1".
+    less_one : (B,) whether the bulk's integrand has the "- 1". Beside a bulk, the jumps' integrand never has the "- 1".
+        If there is no bulk, `less_one` says whether the jumps' integrand has the "- 1".
     """
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1])[..., None], 0.5 * (ends[:, 1:] - ends[:, :-1])[..., None]
     real, imag = half * (_ELLIPSES + 1.0 / _ELLIPSES) * 0.5, half * (_ELLIPSES - 1.0 / _ELLIPSES) * 0.5
@@ -403,7 +403,7 @@ class Powers(NamedTuple):
     """The integrand at N nodes, divided by (A(c) + B(c))^t. A and B are the transforms of the bulk and of the jumps."""
 
     log_scale: Array  # (B,) t log(A(c) + B(c)), the log of the divisor of `value` and `error`
-    value: Array  # (B, N) the integrand, complex, without factors that depend on k; 0 beyond the last node used
+    value: Array  # (B, N) the complex integrand, without its factors that contain k of E(S - k)_+. 0 at unused nodes
     error: Array  # (B, N) bound of the error of `value`
     turn: Array  # (B, N) Im z
 
@@ -427,8 +427,8 @@ def _tables(x: Array, step: Array, many: int) -> Array:
 
 
 def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
-    """Sum w (e^{iyx} - 1) over the nodes x at each y, (B, count). `first` has coarse steps of y, and `second` fine."""
-    # `size` nodes give at most 32,000 multiplications, too few for the linear algebra library to start threads
+    """Sum w (e^{iyx} - 1) over x for each y, (B, count). `first` holds e^{iyx} - 1 for coarse y, `second` for fine."""
+    # Take `size` nodes at a time: for 32,000 multiplications or fewer the linear algebra library starts no threads.
     size = max(32_000 // (first.shape[1] * second.shape[2]), 1)
     found: Array | float = 0.0
     for begin in range(0, weight.shape[1], size):
@@ -450,7 +450,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     less = np.expm1(sign * c[:, None] * nodes.x)
     base = np.where(whole[:, None], nodes.jump, nodes.bulk)
     rest = np.where(whole[:, None], 0.0, nodes.jump)
-    # `base` is the bulk, or the jumps if there is no bulk; `lack` is 1 minus the mass of the base
+    # `base` has the weights of the bulk, or of the jumps if there is no bulk. `lack` is 1 minus the mass of `base`.
     root = np.sqrt(1.0 + windows.low_blur**2)
     lack = np.where(whole, 0.0, tail(np.where(whole, 0.0, windows.low) / root))
     lost = np.where(whole, 0.0, 2.0 * tail((windows.end - np.where(whole, 0.0, windows.low)) / windows.low_blur))
@@ -480,7 +480,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     second = _tables(nodes.x, sign * step, fine).transpose(0, 2, 1)
     spun, dropped = [], []
     for weight in (base * grown, rest * grown):
-        # bulk and jumps are each summed over their own range of nodes; terms outside the range count as errors
+        # Sum from the first to the last node whose weight is not negligible. `dropped` bounds the terms of other nodes.
         large = np.flatnonzero(np.any(weight > NEGLIGIBLE * np.sum(weight, axis=1)[:, None], axis=0))
         if large.size:
             some = slice(large[0], large[-1] + 1)
@@ -494,7 +494,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     moved, other = spun[0], spun[1] + rest_at_c[:, None]
     at = at_c[:, None]
     a, b = moved.real / at, moved.imag / at
-    bent = np.abs(a) + b * b  # the error of log|1 + a + ib| is proportional to this: 2 a may cancel a^2 + b^2
+    bent = np.abs(a) + b * b  # scale of the error of log|1 + a + ib|, where 2 a and a^2 + b^2 may cancel
     log_base = log_at_c[:, None] + log1p_complex(a, b)
     size_base = np.exp(log_base.real - log_total[:, None])
     t_ = t[:, None]
@@ -534,7 +534,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
         beside_bulk = t_ * (t_ - 1.0) * (size_rest + error_rest) * error_base / reach
         per_base = np.where(whole[:, None], t_ * error_base, beside_bulk)
         error = powered * (per_base + t_ * error_rest)
-        # the rounding of the exponents adds to the error
+        # add the error of `value` that comes from rounding in the exponents of `main`, `both` and `more`
         size = np.abs(value)
         logs = np.abs(log_base) + np.abs(log_at_c)[:, None] + np.abs(log_total)[:, None]
         error = error + ROUNDOFF * size * (40.0 + 12.0 * t_ * logs)

@@ -204,11 +204,11 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
     def at(one: complex, shift: float, window: np.ndarray, slope: np.ndarray) -> complex:
         turn = shift * window
         y = s if real else s - 1j * turn
-        weight = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * s * s)  # by s * s, which is exact, unlike y * y
+        weight = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * s * s)  # s * s is exact, and y * y is not
         weight = weight if real else weight * np.exp(turn * (0.5 * turn + 1j * s)) * (1.0 - 1j * shift * slope)
         scale = -(one.real if real else one) / bins.count
 
-        @functools.lru_cache(maxsize=1)  # spares work where the next bins have the same coefficients
+        @functools.lru_cache(maxsize=1)  # if the next bins have equal coefficients, their kernel is reused
         def kernel(a: float, b: float, columns: int) -> np.ndarray:
             grown = [np.exp(coefficient * y - 0.5 * coefficient**2) for coefficient in (a, b)]
             exponent = np.multiply.outer(scale * grown[0], grown[1][:columns])
@@ -220,10 +220,10 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
             product = np.sum(product, axis=0, keepdims=True)
         for a, b, many in bins.runs():
             product = _times_power(product, kernel(a, b, s.size) * weight, many)
-        last = kernel(bins.first[-1], bins.second[-1], len(product))  # for a chain one column is enough: all are equal
+        last = kernel(bins.first[-1], bins.second[-1], len(product))  # all columns of a chain are equal: use one
         return np.sum(np.sum(product * last.T, axis=1))
 
-    with np.errstate(over="ignore", invalid="ignore"):  # no warnings: a value that is not finite narrows no bracket
+    with np.errstate(over="ignore", invalid="ignore"):  # no warning is needed: inf or nan narrows no bracket
         return np.array([at(*each) for each in zip(z.tolist(), path.shift.tolist(), windows, slopes, strict=True)])
 
 
@@ -317,7 +317,7 @@ class Errors:
     def freed(self, x: Array) -> Array:
         """Return an upper bound of log E e^{-x rest} - log E e^{-xS}; `rest` is S without two bins that share a y_j."""
         best = np.clip(QUANTILES, self.bins.sizes.min(), self.bins.sizes.max())
-        # `best`, between the bins' smallest and largest standard deviation of log X, makes X largest at each quantile
+        # For each u of `QUANTILES`, `best` is the standard deviation, within the bins' range, that makes X(u) largest.
         x = np.asarray(x, np.float64)[..., None] / self.bins.count
         each = x * np.exp(best * QUANTILES - 0.5 * best * best) - log_ndtr(QUANTILES)
         return np.minimum(2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9, 600.0)
@@ -325,8 +325,8 @@ class Errors:
     def log_error(self, decay: Decay, z: Wedge, path: Path, others: Sequence[Errors] = ()) -> np.ndarray:
         """Return upper bounds of the log of the transform's error, for every z of each wedge.
 
-        The first row of the result, (1 + len(others), N), is the bound on this lattice. The other rows are mere
-        estimates for the lattices of `others`, because the norms in them are those of `_bin` on this lattice.
+        The result has the shape (1 + len(others), N). Its first row is the bound on this lattice. The other rows are
+        only estimates for the lattices of `others`, since they use the norms of this lattice.
         """
         bins, edges = self.bins, self.edges
         turned = np.maximum(z.high - path.shift * bins.angles[0], path.shift * bins.angles[1] - z.low)
@@ -350,7 +350,7 @@ class Errors:
             for each in (self, *others):
                 reach = each.lattice.step * each.lattice.half
                 both = (up + down) * _geometric(path.strip, each.lattice.step, False)
-                both = both + beyond * (each.mass[0] / self.mass[0])  # rescaled to the mass beyond `each.lattice`
+                both = both + beyond * (each.mass[0] / self.mass[0])  # ratio of the masses beyond the two lattices
                 rounding = units + each.units + 16.0 * bins.count * path.shift * (reach + path.shift)
                 found = np.log(1.05 * (freed * bins.count * both + ROUNDOFF * rounding)) + log_total + decay(x)
                 rows.append(np.where((each.straight * freed < 0.01) & ~np.isnan(found), found, np.inf))
@@ -361,8 +361,8 @@ class Errors:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Bound three squared norms: of a bin's factor, of its rounding error, and of the error of lattice sums.
 
-        The factor is e^{-zX/b}, relative to e^{-x|X|/b}. The third bound has shape (2, 3, N): two normals of the bin
-        times three sources of error. The normal is shifted up, is shifted down, or lies beyond the lattice.
+        The factor is e^{-zX/b}, divided by e^{-x|X|/b}. The third bound, (2, 3, N), has three entries for each of the
+        bin's two normals: for the normal shifted up, for the normal shifted down, and for its part beyond the lattice.
         """
         both, most = (kind.first, kind.second), z.size / self.bins.count
         along = lambda place, values: values[:, None, :] if place else values[:, :, None]
@@ -378,7 +378,7 @@ class Errors:
                     high = high + along(place, np.maximum(least * boxed.high, largest * boxed.high))
             cosine = np.cos(np.minimum(np.maximum(-low, high), np.pi)) - 1e-15
             least = np.where(cosine < 0.0, each(most), each(z.least / self.bins.count)) * cosine
-            if used[0] is used[1]:  # no normal is moved off its path. On a real path |e^{-zX/b}| = e^{-(Re z) X/b}
+            if used[0] is used[1]:  # no normal is moved off the path. For a real X, |e^{-zX/b}| = e^{-(Re z) X/b}
                 least = np.where(each(path.shift) == 0.0, each(z.real / self.bins.count), least)
             size, rate = np.exp(log) * (1.0 + 1e-12), each(x / self.bins.count) - least
             return size, np.where(rate > 0.0, size * rate, 0.0)
@@ -418,8 +418,8 @@ def pieces(
     """Choose a path and one of the `lattices` (coarsest first) for each z. Yield a `Piece` for each lattice used.
 
     The sum of the errors at all z, times their weights, should be at most e^log_goal. If no choice reaches this goal,
-    the sum should be near the least possible sum (`NEARLY`). Each wedge gets the lattice whose work, plus its error
-    times a price, is least. All wedges have the same price, which is as low as the sum permits.
+    the sum should be near the least possible sum (`NEARLY`). Each wedge (some consecutive z) gets the lattice
+    with the least work + price * error. The price is the same for all wedges, and as low as the goal permits.
     """
     groups = np.arange(0, z.size, max(1, z.size // GROUPS))
     many = np.diff(np.append(groups, z.size))
@@ -575,7 +575,7 @@ def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -
         lean = fall / rise if line.bend > 0.0 else 0.0
         most = np.linspace(0.0, min(RIGHT, MOST_TURN * bins.angles[1]), 40)[1:-1]
         least = most * bins.angles[0] / bins.angles[1]
-        # Re(z e^{-i psi}) is concave in psi, so it is smallest at an end
+        # Re(z e^{-i psi}) is concave in psi, so its minimum over least <= psi <= most is at `least` or at `most`
         x = np.minimum(*(z.real * np.cos(psi) + z.imag * np.sin(psi) for psi in (least, most)))
         logs = 0.5 * bins.count * (most / bins.angles[1]) ** 2 + decay(np.maximum(x, 0.0))
         logs = np.min(np.where((np.tan(least) >= lean) & (lean >= 0.0) & (x > 0.0), logs, np.inf), axis=1)
@@ -583,7 +583,7 @@ def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -
 
 
 class Contour(NamedTuple):
-    """A line of integration and the transform on it. It serves every k near the k for which the line was placed."""
+    """A line of integration, placed for one k, with the transform on the line. Other k near this k use the line too."""
 
     z: np.ndarray
     """(N,) points of the line, at which the sum takes its terms."""
@@ -673,12 +673,12 @@ def theorems(bins: Bins, sign: float, eps: np.ndarray) -> tuple[np.ndarray, np.n
     spread = bins.first + np.roll(bins.second, 1)
     c = (bins.first * spread + bins.second * np.roll(spread, -1)) / np.sqrt(np.sum(spread**2))
     t = np.full(eps.shape, 0.5 * c.mean())
-    for _ in range(20):  # Newton's steps to the t where log E[S | T = t] (README.md), convex in t, is sign * eps
+    for _ in range(20):  # Newton steps for t: log E[S | T = t] = sign * eps (README.md). The left side is convex in t.
         logs = c * t[:, None] - 0.5 * c * c
         ratio = np.logaddexp.reduce(logs, axis=1) - np.log(bins.count)
         t = t - (ratio - sign * eps) / np.sum(c * np.exp(logs - ratio[:, None]), axis=1) * bins.count
     tail = lambda x: np.exp(log_ndtr(-sign * x))
-    # log_ndtr is off by 12 + 3 x^2 units, and its argument t - c by |t| + 40 c units
+    # In units of ROUNDOFF, log_ndtr(x) is off by at most 12 + 3 x^2, and its argument x = t - c by |t| + 40 c.
     units = lambda x, c: ROUNDOFF * (32.0 + 3.0 * x * x + (1.0 + np.abs(x)) * (np.abs(t[:, None]) + 40.0 * c))
     with np.errstate(over="ignore", invalid="ignore"):
         k, sized = np.exp(eps), float(bins.sizes.max())
@@ -707,7 +707,7 @@ class Profile:
             self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
 
     def known(self, sign: float, eps: np.ndarray) -> np.ndarray:
-        """Return (3, K) lower ends, estimates, upper ends of delta_remove (sign 1) or delta_add from all contours."""
+        """Return the best lower bound, estimate and upper bound, (3, K), of delta_remove (sign 1) or of delta_add."""
         low, high = theorems(self.bins, sign, eps)
         if sign < 0 and self.decay.x.size > 1:
             k, x = np.exp(-eps), self.decay.x[1:]

@@ -49,7 +49,7 @@ class Nodes(NamedTuple):
 
     c: Array  # the abscissa
     k0: Array  # K(c)
-    common: Array  # bound of the error of K(c), and so of the log of the factor e^{K(c)} that all nodes share
+    common: Array  # bound of the error of K(c). It is kept apart, since all nodes share the factor e^{K(c)}
     h: Array  # the step
     t: Array  # (count,) t_k, the imaginary part of z_k
     weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
@@ -70,12 +70,12 @@ def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
     xp = namespace(c, t)
     c, h = c[..., None], h[..., None]
     scale = xp.where(t > 0, h, 0.5 * h) / (xp.pi * (t**2 + c**2) * (t**2 + (1.0 + c) ** 2))
-    # 1/(z(z+1)) is conj(z(z+1))/|z(z+1)|^2. `scale` contains the denominator, so the factor conj(z(z+1)) is missing.
+    # For w = z (z + 1), 1/w is conj(w)/|w|^2. `scale` contains 1/|w|^2. The line below multiplies it by conj(w).
     return (c * (1.0 + c) - t**2) * scale, -t * (1.0 + 2.0 * c) * scale
 
 
 def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
-    """Return R/Z and -(dR/deps)/Z. R is the sum over `Nodes` or over split.Integrand, and Z is e^{K(c) - c eps}."""
+    """Return R/Z and -(dR/deps)/Z. R: trapezoid sum over `nodes` (`Nodes` or split.Integrand). Z: e^{K(c) - c eps}."""
     xp = namespace(nodes.t, epsilon)
     t, (re, im) = nodes.t, nodes.weight
     phase = nodes.angle - t * epsilon[..., None]
@@ -115,7 +115,7 @@ def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, 
 
 
 def errors(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return `two_sided`, and the log of a bound of the images. Images raise the sum: only the lower end needs them."""
+    """Return the error bound of `two_sided`, and the log of a bound of the images. Images can only raise the sum."""
     images = log_images(nodes.c, nodes.h, nodes.images_at, nodes.images_log, epsilon)
     return two_sided(nodes, nodes.slack, nodes.tail, epsilon), images
 
@@ -138,7 +138,7 @@ def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -
 
 
 def bracketed(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -> Bracketed:
-    """Return the bracket of log delta(eps) from the trapezoid sum. A smaller Chernoff bound replaces its upper end."""
+    """Return the bracket of log delta(eps) from the trapezoid sum. A smaller Chernoff bound replaces the upper end."""
     xp = namespace(nodes.t, epsilon)
     log_z = nodes.k0 - nodes.c * epsilon
     lower, upper = ends(nodes, epsilon, value, off)
@@ -174,7 +174,7 @@ def newton(nodes: Nodes, start: Array, log_delta: Array, steps: int = NEWTON_STE
 
 
 def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
-    """Return minus the derivative of log delta in eps, clipped to the values it can have near the saddle point."""
+    """Return -d(log delta)/d(eps), clipped to the range that this derivative has near the saddle point."""
     return namespace(value).clip(slope / value, 0.2 * nodes.c, 5.0 * nodes.c + 5.0)
 
 
@@ -200,7 +200,7 @@ def certified(
 def epsilon_of(
     nodes: Nodes, estimate: Array, log_delta_low: Array, log_delta_high: Array, margin: float = MARGIN
 ) -> tuple[Array, Array, Array, Array]:
-    """Return `certified` bounds of eps, `margin` times (error of log delta)/|slope of log delta| from the estimate."""
+    """Return `certified` for the candidates `estimate` -+ `margin` (error of log delta)/|slope of log delta|."""
     xp = namespace(nodes.t, estimate)
     value, slope = trapezoid(nodes, estimate)
     value = xp.maximum(value, LEAST_VALUE)
@@ -228,15 +228,15 @@ def log_kappa(c: Array) -> Array:
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """Choose the abscissa in `at` whose images are negligible at the shortest period. Return it and this period.
+    """Return the abscissa in `at` that needs the shortest period to make images negligible, and that period.
 
-    at, log_bound : (A,) abscissae to choose from, and the logarithms of the Chernoff bounds there at eps = 0.
+    at, log_bound : (A,) abscissae to choose from, and the logs of Chernoff's bounds at these abscissae for eps = 0.
     highest : largest abscissa that may be chosen.
-    allowed : largest cancellation, in nats: log of the integrand's size at an abscissa over the least of these sizes.
+    allowed : limit, in nats, of log(size of the integrand at the chosen abscissa/least size at any abscissa in `at`).
     """
     xp = namespace(at, log_bound)
     goal = xp.minimum(log_delta, 0.0) + log_tol
-    # Chernoff's bound stands for the size of the integrand, since their ratio varies slowly with the abscissa
+    # Take Chernoff's bound as the integrand's size: the ratio of bound and size varies slowly with the abscissa.
     size = log_bound - at * epsilon[..., None]
     # row i, column j: the contour is at abscissa i, and Chernoff's bound at abscissa j bounds the images
     gap = at[..., None, :] - at[..., None]

@@ -44,14 +44,14 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
     first = log1p(-q)
     shift, move = a / sigma, -a * q / sigma
     by_jensen = 0.5 * move * (move + 1.0 / sigma)
-    # The first four entries are for remove: both tails of either Gaussian. The last three are for add: one bound on the
-    # right, and two bounds on the left, of which the smaller one counts.
+    # The first four entries are for remove: two tails of each of the two Gaussians. The last three are for add: a bound
+    # of the right tail, and two bounds of the left tail, of which the smaller one counts.
     beyond = stack(xp, [hi, -lo, hi - shift, shift - lo, hi, -lo, -lo - move])
     log_size = stack(xp, [first, first, second, second, a * t.loss[..., -1], a * first, by_jensen])
     log_tail = xp.where(beyond > 0, -xp.log(2.0) - 0.5 * beyond**2, 0.0)
     tail = xp.exp(log_size - t.log_m[..., None] + log_tail)
     adding = tail[..., 4] + xp.minimum(tail[..., 5], tail[..., 6])
-    # the factor also covers the integrals along the two sides of the path, which join the shifted line to the real axis
+    # 1 + 2 TALLEST_LINE also covers the integrals along the path's two sides, from the shifted line to the real axis
     return (1.0 + 2.0 * TALLEST_LINE) * xp.where(sign > 0, xp.sum(tail[..., :4], axis=-1), adding)
 
 
@@ -71,7 +71,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     # y is cut at 600, so that the odds stay finite. Larger odds would not change the bounds below.
     odds = xp.exp((xp.log(q) - log1p(-q))[..., None] + xp.minimum(y, 600.0))
     nearest = xp.minimum(xp.abs(u[..., :-1]), xp.abs(u[..., 1:])) * (u[..., :-1] * u[..., 1:] > 0)
-    # `off` bounds the rounding of y, and `blurred` the rounding of the exponents
+    # `off` bounds the rounding error of y, and `blurred` the rounding error of `exponent` below
     edge = xp.maximum(xp.abs(u[..., 0]), xp.abs(u[..., -1]))
     off = 4.0 * ROUNDOFF * (edge / sigma + 0.5 / sigma**2 + 1.0)
     z = xp.abs(t.power) + 1.0
