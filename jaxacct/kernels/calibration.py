@@ -8,9 +8,9 @@ abscissa of the contour. Callers certify the x found. Two stages with fixed iter
    saddle point equation.
 2. Secant steps in x solve the equation for the contour integral itself. They keep c and the period fixed.
 
-`solve_rate` finds the noise at which the bound of a true-positive rate is b, and the eps of that bound. At a
-false-positive rate a, the true-positive rate is at most `F = delta(eps) + e^eps a` for every eps. The least F over eps
-is to be b. With Q(L > eps), the chance under Q that the loss L exceeds eps, this means:
+`solve_rate` takes a false-positive rate a and a true-positive rate b. At the false-positive rate a, the true-positive
+rate is at most `F = delta(eps) + e^eps a` for every eps. `solve_rate` finds the noise at which the least F over eps is
+b, and the eps of the least F. With Q(L > eps), the chance under Q that the loss L exceeds eps, noise and eps solve:
 
     F = b,    dF/d eps = e^eps (a - Q(L > eps)) = 0.
 
@@ -77,7 +77,7 @@ def sensitivity(
 
 
 def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: Array) -> Array:
-    """Return d log mix (`mix` of law.py) on a grid, (X,), for d sigma = `sigma_moved` and d q = `q_moved`."""
+    """Return the derivative, (X,), of `log_mix` (law.py) in the direction (`sigma_moved`, `q_moved`) of (sigma, q)."""
     sigma, q = sigma[..., None], q[..., None]
     in_sigma = t.posterior * (1.0 / sigma**2 - t.u / sigma) / sigma
     in_q = t.posterior / q - (1.0 - t.posterior) / (1.0 - q)
@@ -162,12 +162,12 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
     `unknown` (as in `solve`) tells whether x is the logarithm of sigma, of q or of n. If x is log n, dK/dx = K and
     dK'/dx = K'. Otherwise `dK/dx = n a E[dL/dx]` and `dK'/dx = n s (E[dL/dx] + a Cov(L, dL/dx))`. Here L = log mix, a
-    is the exponent of mix (`Tilted.power`), s the sign, and E and Cov belong to the tilted law.
+    is the exponent of mix (`Tilted.power`), s is the sign, and E and Cov are taken under the tilted law.
     """
     xp = namespace(law.sign, c)
     t = tilted_gaussian(law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.sign, c, nodes)
     sigma, q, n = law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.gauss_n[..., 0]
-    # A q that is capped at LARGEST_Q does not change with x.
+    # Where q is capped at LARGEST_Q, q does not change with x, so the derivative of q is 0.
     in_q = xp.where(q < LARGEST_Q, q, 0.0) * unknown[..., 1]
     moved = loss_change(sigma, q, t, sigma * unknown[..., 0], in_q)
     mean, mean_moved = xp.sum(t.weight * t.loss, axis=-1), xp.sum(t.weight * moved, axis=-1)
@@ -185,10 +185,10 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = 10.0) -> Array:
-    """Return risen/moved. Return the old `slope` if `moved` is tiny or the two differ by a factor above `change`."""
+    """Return risen/moved, or `slope` if `moved` is tiny or if risen/moved and `slope` differ by a factor > `change`."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
-    # After a shorter step, or with a larger change of slope, `fresh` is mostly rounding error.
+    # If `moved` is below 1e-7, or the slope changes by a factor above `change`, `fresh` is mostly rounding error.
     trusted = (xp.abs(moved) > 1e-7) & (fresh / slope > 1.0 / change) & (fresh / slope < change)
     return xp.where(trusted, fresh, slope)
 
@@ -252,7 +252,7 @@ def solve(
             following = residual(x + step)
             return x + step, following, _secant_slope(step, following - r, slope)
 
-        # The secant steps start near the solution, at the x of the saddle point equations or of the last round.
+        # Four secant steps suffice, since x starts near the solution, at the x of the saddle point or the last round.
         x, r, slope = repeat(xp, 4, secant, (x, residual(x), slope))
         return x, point.c, slope, r, need
 
@@ -274,9 +274,10 @@ def solve_rate(
     count: int,
     steps: int,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """Return (eps, x, c times the length of eps's last step, last step of x, d log delta/dx, nodes needed).
+    """Return (eps, x, c |last step of eps|, last step of x, d log delta/dx, nodes needed).
 
-    x is the logarithm of the noise. The last step of x is made at the final eps, so that x belongs to that eps.
+    x is the logarithm of the noise, and c the abscissa of the contour. The last step of x is made at the final eps, so
+    that the returned x is the solution for the returned eps.
 
     log_rate, log_fpr : logarithms of the true- and of the false-positive rate.
     steps : number of steps on the contour integral. They start from the saddle point approximation of x, which is off
@@ -312,9 +313,10 @@ def solve_rate(
     need = plain.reach(law_at(x), chosen, h, log_tol, points)
 
     def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
-        """Return log(delta/target), F'/delta, and F''/delta raised to a positive value, for F = delta(eps) + e^eps a.
+        """Return log(delta/target), F'/delta and F''/delta, for F = delta(eps) + e^eps a.
 
-        The target is b - e^eps a, with b the true-positive and a the false-positive rate.
+        The target is b - e^eps a, with b the true-positive and a the false-positive rate. An F''/delta that is too
+        small for a Newton step is raised to 1e-3 (delta'/delta)^2.
         """
         value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
         # `fall` is -delta'/delta, and `bend` is delta''/delta. With `share` = e^eps a/delta, F'/delta = share - fall.
@@ -382,7 +384,7 @@ def solve_split(
         slope = _secant_slope(x - last_x, residual - last_r, slope, 50.0)
         step = xp.clip(-residual / slope, -LARGEST_SPLIT_STEP, LARGEST_SPLIT_STEP)
         # With log delta = f(x), a secant step leaves an error of about |f''/(2 f')| times the product of the lengths of
-        # the last two steps. The factor is taken to be 3.
+        # the last two steps. The factor |f''/(2 f')| is taken to be 3.
         off = xp.abs(step) * xp.where(x == x0, 1.0, 3.0 * xp.abs(x - last_x))
         # x moves on only while it is near x0, where the windows were placed, and while steps reduce the residual.
         serves = (xp.abs(x - x0) <= SETTLED) & ((x == x0) | (xp.abs(residual) < xp.abs(last_r)))

@@ -71,10 +71,10 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
     s, t, k : (B,) 1/sigma, number of slots, and threshold.
     guess : (B,) log of a rough value of the integral.
-    tolerance : size, relative to that rough value, of the terms that may be cut off.
+    tolerance : largest size of the terms that may be cut off, divided by that rough value.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
-    # `alone`: k is so large that mostly one large slot brings S above k. Then a placement with a bulk is tried first.
+    # `alone`: k is so large that mostly one large slot brings S above k. For such k a bulk is tried first.
     alone = (sign > 0) & (k - 1.0 > 15.0 * _deviation(s, t))
     groups = [rows for split in (False, True) if (rows := np.flatnonzero(alone == split)).size]
     given = s, t, k, guess, tolerance
@@ -84,7 +84,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """Place contours with a bulk if `split`, else without. If a row is poor, try the other way and keep the better."""
+    """Place contours with a bulk if `split`, else without. If a contour is long or loses digits, try the other way."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -121,8 +121,8 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # `at` is the log of the integrand at z = c. With a bulk, the value of E(k - S)_+ is taken to be the guess. Without
-    # a bulk, the value is taken to be the integrand if that exceeds the guess, and e^-2 times the integrand otherwise.
+    # `at` is the log of the integrand at z = c. `log_value` estimates log E(k - S)_+. With a bulk, the estimate is
+    # `guess`. Without a bulk, the estimate is `at` where `at` exceeds `guess`, and `at` - 2 elsewhere.
     log_value = np.where(split, guess, np.where(guess < at, at, at - 2.0))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
@@ -139,7 +139,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
 
 
 def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float, beside: Place) -> Place:
-    """Place a separate contour for the part A^t of E(S - k)_+, where A is the transform of the bulk of `beside`."""
+    """Place a contour of E[(S - k)_+; all slots are in the bulk], whose transform is A^t. `beside` defines the bulk."""
     low, blur = beside.windows.low, beside.windows.low_blur
     none = np.full_like(s, -np.inf)
     windows = Windows(none, np.ones_like(s), low, blur, beside.windows.start, low + BULK_END * blur)
@@ -148,7 +148,7 @@ def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array |
 
 
 def _of_call(s: Array, t: Array, k: Array, guess: Array, tolerance: Array, windows: Windows, known: bool) -> Place:
-    """Place the contour of E(S - k)_+ for given windows. Unless `known`, raise a guess far below Chernoff's bound."""
+    """Place contours of E(S - k)_+ for given windows. Unless `known`, a guess far below Chernoff's bound is raised."""
     cells = cells_of(s, t, windows, COARSE)
     cuts, deviation = cuts_of(cells, windows), _deviation(s, t)
     light = (np.maximum(k - 1.0, 0.0) + 1.5 * deviation) / deviation**2
@@ -211,7 +211,7 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
-    """Return the least u, (B,), such that S < k together with a slot above u is too unlikely to count."""
+    """Return the least u, (B,), for which the chance that a slot lies above u and yet S < k is negligible."""
     # If S < k, a slot with X/t > x leaves less than k - x to the other slots. So their sum lies m standard deviations
     # below its mean, an event of probability about e^{-m^2/2}.
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
@@ -241,7 +241,7 @@ def _windows_of_put(s: Array, t: Array, k: Array, split: bool) -> tuple[Windows,
 def _saddle(
     cells: Cells, cuts: Cuts, t: Array, k: Array, sign: float, power: float, low: Array, high: Array
 ) -> tuple[Array, Array, Array]:
-    """Try abscissas. Return all of them, the log of the transform at each, and the one with the least integrand."""
+    """Return the abscissas tried, the log of the transform at each, and the abscissa with the least integrand."""
     seen, logs = [], []
     rows = np.arange(len(k))
     for size in (24, 9):
@@ -291,12 +291,12 @@ def last_node(
 ) -> tuple[Array, Array]:
     """Return the index of the last node, and the log of a bound of the sum over later nodes, below `goal` if possible.
 
-    `scale` is the log of the integrand at z = c. The fall is `scale` minus the log of the bound. It grows about as a
-    power of the index: as the square where the law is nearly normal. So a secant in log(index) and log(fall) chooses
-    the indices to try, between an index that is too small and one that is large enough. Two paths in u (`local`
-    of `_path`) are tried as long as both reach the goal at each index. From then on only the better path is tried.
+    `scale` is the log of the integrand at z = c. The fall, `scale` minus the log of the bound, grows about as a power
+    of the index: as the square where the law is nearly normal. So a secant in log(index) and log(fall) chooses the next
+    index to try, between an index that is too small and one that is large enough. At each index both paths in u
+    (`local` of `_path`) are tried, until one path misses the goal. From then on only the better path is tried.
     """
-    # `stride`: the step of log(index) where the secant has no direction.
+    # `stride`: the step of log(index) where no secant step can be made.
     # `enough`: the search ends when log(index) is about this close to the least value that suffices.
     stride, enough = 0.8, 0.2
     most = np.log(MOST_NODES)
@@ -331,7 +331,7 @@ def last_node(
         fresh = (fall - seen[rows]) / (here - before[rows])
         power[rows] = steep = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power[rows])
         before[rows], seen[rows] = here, fall
-        # where `bound` exceeds `scale`, the secant has no direction, and log(index) moves by `stride`
+        # `fall` is the log of the fall. Where the fall is below 1, a secant is no use, so log(index) moves by `stride`.
         new = here + np.where(fall > 0.0, (wanted[rows] - fall) / steep, np.where(fine, -stride, stride))
         middle = 0.5 * (less + np.where(more < most, more, np.minimum(more, less + 2.0 * stride)))
         at[rows] = np.where((new > less) & (new < more), new, middle)
@@ -356,8 +356,8 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
     local : (B,) True for an Im u proportional to X(u), False for an Im u proportional to the mean of X.
     """
     u, s = cells.edges, cells.s
-    # A path with Im u = alpha lowers the log of the integrand by about s y (X/t) alpha - alpha^2/2. This is largest at
-    # alpha = s y X/t.
+    # A path with Im u = alpha lowers the log of the integrand by about s y (X/t) alpha - alpha^2/2. The alpha that
+    # lowers the log most is s y X/t.
     size = np.minimum(1.45 / s, y[:, None] * s * np.where(local[:, None], cells.x, _one_over_t(cells)))
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         there = np.abs(place[:, None]) < np.inf
@@ -365,11 +365,11 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        # `near`: the least distance from the window, in widths, of an edge and its two neighbours. The bound of a cell
-        # takes the larger Im u of the cell's edges, so Im u must be small at both edges of a cell near the window.
+        # `near`: the least of the distances, in widths, of an edge and its two neighbours from the window. A cell's
+        # bound takes the larger Im u of its two edges. So Im u must be small at both edges of a cell near the window.
         near = away.copy()
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
-        # `far` caps Im u away from the window, so that the window's Phi is within e^-40 of 0 or 1 there.
+        # `far` caps Im u. At edges far from the window, the window's Phi is then within e^-40 of 0 or 1.
         far = np.sqrt(np.maximum(near * near - 80.0, most * most))
         shift = np.minimum(most + np.maximum(near - STEEPEST, 0.0), far)
         size = np.where(there, np.minimum(size, shift * blur[:, None]), size)
@@ -384,8 +384,8 @@ def _one_over_t(cells: Cells) -> Array:
 def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tuple[Array, Array]:
     """Return upper bounds of the logs of (A + B)^t - A^t and of A^t at real r, (B, R) each.
 
-    A is the transform of the bulk, and B the transform of the jumps. The first bound is the log of t B (A + B)^{t-1}.
-    Without a bulk, the first result bounds log B^t, and the second is -inf.
+    A is the transform of the bulk, and B the transform of the jumps. (A + B)^t - A^t is at most t B (A + B)^{t-1}.
+    Without a bulk A is 0: the first result bounds log B^t, and the second result is -inf.
     """
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = allocation_law.shares(cuts, np.zeros((len(t), 1)))
@@ -487,8 +487,8 @@ def contours_at(
 
     The contours of the rows of one group have similar numbers of nodes.
 
-    most_long : if given, the most contours of more than VERY_LONG nodes for one pair (s, t). Further rows that need
-        contours as long are left out of the answer.
+    most_long : if given, the largest number of contours with more than VERY_LONG nodes for one pair (s, t). Further
+        rows that need such a long contour are left out of the result.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
@@ -502,8 +502,8 @@ def contours_at(
     if rows.size == 0:
         return [(kept[at], one) for at, one in _evaluated(sign, s[kept], t[kept], rows_of(where, kept))]
     below = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], tolerance[rows], rows_of(where, rows))
-    # Where the bulk's own contour has more than 100 nodes, bulks that end at shares below LOW_SHARE are tried. Such a
-    # bulk may reach the threshold k so rarely that it needs no contour.
+    # Where the bulk's own contour has more than 100 nodes, bulks that end at shares below LOW_SHARE are tried. With all
+    # slots in the smaller bulk, S may exceed k so rarely that the bulk needs no contour.
     for share in (0.25, 0.15):
         long = np.flatnonzero(below.line.count > 100)
         if long.size == 0:
@@ -554,7 +554,7 @@ def brackets_at(sign: float, s: Array, t: Array, k: Array, guess: Array) -> tupl
 
 @np.errstate(all="ignore")
 def bracket_near(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Bracket E(S - k)_+ or E(k - S)_+, also within 8 roundoffs of k. Return (lower, estimate, upper, |slope in k|)."""
+    """Return (lower, estimate, upper, |slope in k|) of E(S - k)_+ or E(k - S)_+, valid within 8 roundoffs of k."""
     low, mid, high, slope = _beside(found, k)
     for one in (found,) if found.bulk is None else (found, found.bulk):
         ends = _integrated(one, k)
@@ -617,7 +617,7 @@ def _integrated(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def _outside(found: Contour, k: Array) -> tuple[Array, Array, Array]:
-    """Return (value, |slope in k|, bound of rounding) in closed form: of far slots (call), or of bulk alone (put)."""
+    """Return (value, |slope in k|, error bound) of E[S - k; a slot is far] (call) or E[k - S; all in bulk] (put)."""
     sign, s, t, windows = found.sign, found.s, found.t, found.place.windows
     whole: Array = np.isneginf(windows.low)
     if sign > 0:
@@ -643,7 +643,7 @@ def _all_bulk(windows: Windows, s: Array, t: Array, whole: Array) -> tuple[Array
 
 
 def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, estimate, upper, |slope|) of what the line leaves out: a slot is far, or all are in the bulk."""
+    """Return (lower, estimate, upper, |slope|) of the outcomes that the line omits: a slot far, or all in bulk."""
     sign, s, t, where = found.sign, found.s, found.t, found.place
     windows = where.windows
     whole: Array = np.isneginf(windows.low)
@@ -662,8 +662,8 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
         m, mx, shrunk, _ = _all_bulk(windows, s, t, whole)
         at = np.where(whole, 0.0, windows.low)
         edge = np.log(k) / s + 0.5 * s  # if S > k, some slot has X > k and so u > edge
-        # For u above `edge`, w1 <= Phi(-d) e^{-d (u - edge)/blur}. By this, `leak` and `leak_x` bound the logs of
-        # E[w1; u > edge] and E[X w1; u > edge].
+        # For u above `edge`, w1 <= Phi(-d) e^{-d (u - edge)/blur}. So E[w1; u > edge] <= e^leak and
+        # E[X w1; u > edge] <= e^leak_x.
         d = (edge - at) / windows.low_blur
         pull = d / windows.low_blur
         leak_x = log_ndtr(-d) + pull * edge - 0.5 * s * s + 0.5 * (s - pull) ** 2 + log_ndtr(s - pull - edge)
@@ -680,7 +680,7 @@ def _bulk_chance(where: Place, k: Array) -> Array:
 
 
 def _bulk_differs(windows: Windows, end: Array, s: Array, t: Array) -> Array:
-    """Bound by how much E(S - k)_+ differs between slot weights w1 w2 and w1 1[u <= `end`] (README.md, section 1)."""
+    """Bound the change of E(S - k)_+ when w1 1[u <= `end`] replaces the slot weight w1 w2 (README.md, section 1)."""
     low, blur, gap = windows.low, windows.low_blur, windows.high - windows.low
     beyond = tail((end - low) / blur) * (t * tail(end) + tail(end - s))
     both = np.exp(-0.5 * gap * gap / (blur**2 + windows.high_blur**2)) * (t * tail(low) + tail(low - s))
@@ -713,7 +713,7 @@ def reach(s: Array, t: Array) -> Array:
 def put_below(s: Array, t: Array, k: Array) -> Array:
     """Return an upper bound, (B,), of log E(k - S)_+: the least log(e^{ck} E e^{-cS}/(e c)) over several c."""
     deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
-    # The grid of c lies about two approximate saddle points: `near` as if S were normal, `alone` from P(all X < t k).
+    # The grid of c surrounds two approximate saddle points. `near` takes S as normal. `alone` uses P(all X < t k).
     near = np.maximum(1.0 - k, deviation) / deviation**2
     edge = (np.log(t * k)) / s + 0.5 * s
     alone = t / (s * k) * np.exp(-0.5 * (edge**2 + np.log(2.0 * np.pi)) - log_ndtr(edge))
@@ -778,7 +778,7 @@ def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = Fals
         k = np.exp(sign * asked.eps)
         low, high = allocation_law.bounds(sign, asked.s, asked.t, k)
         if sign < 0:
-            # bounds below e^-660 are raised to e^-660
+            # Upper bounds below e^-660 are raised to e^-660, so that exp does not underflow.
             high = np.fmin(high, np.exp(np.maximum(put_below(asked.s, asked.t, k), -660.0)))
             low, high = low / k, high / k
         else:
@@ -826,7 +826,7 @@ def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> 
             for one in rounds:
                 at = asked.owner == one
                 low[at], high[at] = _narrowed(rows_of(asked, at), low[at], high[at], dense)
-        return low, high  # the bounds from theorems
+        return low, high  # rounds whose contours failed keep the theorems' bounds
     low[rows], high[rows] = least, most
     return low, high
 
@@ -849,11 +849,11 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
     logs = np.clip(_guess(sign, s, t, eps), np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295)))
     last = np.searchsorted(owner, owner, side="right") - 1
     hopeless = np.zeros(eps.size, bool)
-    # below 1e-30, about the delta at a profile's last loss, the theorems' bounds suffice
+    # A delta below 1e-30 gets no contour. The theorems' bounds suffice, since profiles end at a delta of about 1e-30.
     wide = np.flatnonzero(~(high - low <= _wanted(logs) * high) & (high > 1e-30))
     # Losses with similar `apart` share a contour. Where one slot decides whether S > k, the part that a contour leaves
-    # out depends on the size of that slot, which is about e^eps - 1. At an eps below three standard deviations of one
-    # round's loss the size hardly matters, so `apart` changes little there.
+    # out depends on the size of that slot, about e^eps - 1. `apart` is the log of the size plus three standard
+    # deviations of one round's loss. They are added because a size below them hardly matters.
     apart = np.log(np.expm1(np.abs(eps)) + 3.0 * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION))
     for turn, (together, distance) in enumerate(READ_TOGETHER):
         if wide.size == 0:
@@ -883,9 +883,9 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
 
 
 def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Narrow wide brackets of large delta_remove by brackets of E(k - S)_+ = delta_remove - 1 + k, with k = e^eps."""
+    """Where brackets of delta_remove are wide, narrow them by E(k - S)_+ = delta_remove - 1 + k, with k = e^eps."""
     width = _wanted(np.log(np.maximum(0.5 * (low + high), 1e-295)))
-    # delta_remove gets the absolute error of E(k - S)_+. So small values of delta_remove are left as they are.
+    # The absolute error of E(k - S)_+ passes to delta_remove. It is too large for a delta_remove below 1e-6.
     rows = np.flatnonzero(~(high - low <= width * high) & (high > 1e-6) & (asked.eps < 30.0))
     if asked.sign < 0 or rows.size == 0:
         return low, high

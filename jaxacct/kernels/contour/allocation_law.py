@@ -83,7 +83,7 @@ def interval(a: Array, b: Array) -> Array:
 
 
 def cells_of(s: Array, t: Array, windows: Windows, size: int) -> Cells:
-    """Lay `size` cells from `windows.start` to `windows.end`, closer around each finite window."""
+    """Cut [`windows.start`, `windows.end`] into `size` cells, which are narrower around each window at a finite u."""
     s, t = s[:, None], t[:, None]
     start, end = windows.start[:, None], windows.end[:, None]
     grid = start + (end - start) * np.linspace(0.0, 1.0, 4 * size + 1)
@@ -177,9 +177,9 @@ def _relative(cells: Cells) -> Array:
 def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
     """Bound log |A(c + iy')| (bulk) and log |B(c + iy')| (jumps) from above for every y' >= y, (B,) each.
 
-    The path of integration is u + i sign alpha(u). With r = X(u)/t of the real u, the integrand's exponential has the
-    modulus e^{r (sign c cos(s alpha) - y sin(s alpha))} on the path. alpha, (B, J + 1) at the edges, lies in
-    [0, pi/(2 s)]. It is 0 at both ends of the grid and linear between edges.
+    The path of integration is u + i sign alpha(u), with u real. On the path, the exponential in the integrand has the
+    modulus e^{r (sign c cos(s alpha) - y sin(s alpha))}, where r = X(u)/t. alpha, (B, J + 1) at the edges, lies in
+    [0, pi/(2 s)]. alpha is 0 at both ends of the grid and linear between edges.
     """
     s, windows = cells.s, cuts.windows
     most, least = np.maximum(alpha[:, :-1], alpha[:, 1:]), np.minimum(alpha[:, :-1], alpha[:, 1:])
