@@ -26,16 +26,16 @@ class Stopped(Exception):
 class Source:
     """Examples for `Trainer.fit` that need not fit in memory: each step loads the examples of its own batch.
 
-    The host draws the records of a step, the same that the device would draw from the same key.  Threads load these
-    records' examples during the previous step.  All micro-batches of a run have one shape, so a run compiles once.  At
-    most ``prefetch + 2`` batches are in memory.
+    The host draws the same records for a step as the device would draw from the same key.  Threads load the examples of
+    these records during the previous step.  All micro-batches of a run have one shape, so a run compiles once.  At most
+    ``prefetch + 2`` batches are in memory.
 
     Parameters
     ----------
     dataset : anything with ``__len__`` and ``__getitem__``: a NumPy array or memmap, grain's ``MapDataset``, a Hugging
         Face ``Dataset`` (with its format "numpy"), a list of examples; or a tuple or dict of these, one for each part
-        of an example.  The rows of an array are gathered a batch at a time.  All other data are read item by item.
-        Such an item is a pytree of numbers and arrays.  Item i always belongs to record i, and all items have the
+        of an example.  The rows of an array are gathered a batch at a time.  All other data are read item by item,
+        and each item is a pytree of numbers and arrays.  Item i always belongs to record i, and all items have the
         structure, shapes and dtypes of item 0.
     workers : the number of threads that load, >= 1; use 1 if several threads must not read the dataset at once.
     prefetch : the number of batches that are loaded ahead of the step, >= 0; with 0 the step waits for its batch.
@@ -128,7 +128,7 @@ class Layout:
         return [np.zeros((*shape, *leaf.shape), leaf.dtype) for leaf in jax.tree_util.tree_leaves(self.example)]
 
     def load(self, numbers: np.ndarray, into: Sequence[np.ndarray], stopped: Callable[[], bool]) -> None:
-        """Load the examples `numbers` into the rows of the buffers `into`.  Raise Stopped once `stopped()` is true."""
+        """Load the examples with these `numbers` into the buffers `into`.  Raise Stopped once `stopped()` is true."""
         self._check_length()
         rest = list(into)
         for column in self._columns:
@@ -146,7 +146,7 @@ class Layout:
 
 
 class _Arrays:
-    """Part of a dataset that is one array.  One call gathers the rows of a batch."""
+    """A part of a dataset, given as one array.  One NumPy call gathers the rows of a batch."""
 
     leaves = 1
 
@@ -215,7 +215,7 @@ class _Items:
 
 
 def _is_column(part: Any) -> bool:
-    """Return whether a part of a dataset is a sequence of examples.  A tuple or dict is none: its entries are parts."""
+    """Return whether a part of a dataset is a sequence of examples.  A tuple or dict is not: its entries are parts."""
     return not isinstance(part, tuple | dict) and (hasattr(part, "__getitem__") or hasattr(part, "__iter__"))
 
 

@@ -21,16 +21,16 @@ _MOST_MEMBERS = 2**20  # largest expected batch size.  The noisy sum of twice as
 
 @dataclass(frozen=True)
 class PrivateLoss:
-    """Request to release a noisy mean loss of every step, which is as private as the gradient.
+    """Request to release a noisy mean loss with every step, without adding to the step's privacy cost.
 
     Let v_i be the loss of member i, clipped to [0, bound] and rounded to multiples of bound/1024.  A step also releases
     sum_i (v_i - bound/2) plus Gaussian noise.  The noise has standard deviation ``noise * bound`` and is rounded to
     multiples of bound/1024.
 
     Adding or removing an example moves this sum by at most bound/2, its sensitivity.  Replacing an example moves the
-    sums of losses and of gradients each by at most twice their sensitivity.  Let z be the plan's noise multiplier.  The
-    gradients get noise multiplier (z^-2 - (2 noise)^-2)^(-1/2), which needs noise > z/2.  Gradients and loss together
-    then cost as much as one Gaussian mechanism of noise multiplier z.
+    sum of losses by at most twice its sensitivity, and the sum of gradients likewise.  Let z be the plan's noise
+    multiplier.  The gradients get noise multiplier (z^-2 - (2 noise)^-2)^(-1/2), which needs noise > z/2.  Gradients
+    and loss together then cost as much as one Gaussian mechanism of noise multiplier z.
 
     The optimizer gets the noisy mean loss as ``value``: (noisy sum)/(expected batch size) + bound/2, clipped to
     [0, bound].
@@ -54,7 +54,7 @@ class PrivateLoss:
     noise: float | None = None
 
     def __post_init__(self) -> None:
-        # this range keeps losses and their noise far from the ends of float32's range
+        # a bound in this range keeps losses and their noise far from the ends of float32's range
         remedy = "scale the loss, so that an ordinary {name} such as 1.0 fits it"
         check("bound", self.bound, Constraint(remedy, 1e-10, 1e10))
         if self.noise is not None:
@@ -65,7 +65,7 @@ class PrivateLoss:
         return 0.1 * expected_batch_size if self.noise is None else self.noise
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
-        """Draw the noise on the sum of losses, in units of bound/1024, from the words of a step's key."""
+        """Draw the noise on the sum of losses, in units of bound/1024, from a step's key, given as uint32 `words`."""
         return noise.rounded(words, noise.LOSS, _UNITS * Fraction(self.deviation(expected_batch_size)))
 
     def clipped(self, loss: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the noise multiplier of the gradients, rounded up, that makes a whole step cost `noise_multiplier`."""
+    """Return the gradients' noise multiplier, rounded up.  A step then costs as one Gaussian of `noise_multiplier`."""
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
         raise InputError(
@@ -159,7 +159,7 @@ class AdaptiveClip:
         return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
-        """Draw the noise on twice the count, an integer, from the words of a step's key."""
+        """Draw the noise on twice the count, as an integer, from a step's key, given as uint32 `words`."""
         return noise.rounded(words, noise.QUANTILE, 2 * Fraction(self.count_deviation(expected_batch_size)))
 
     def update(
@@ -169,4 +169,4 @@ class AdaptiveClip:
         halves = 2 * unclipped - examples + drawn
         share = 0.5 * halves.astype(jnp.float32) / expected + 0.5
         moved = clip_norm * jnp.exp(-self.learning_rate * (share - self.quantile))
-        return jnp.clip(moved, 1e-9, 1e9)  # keeps C well inside `CLIP_NORM`, the range of allowed clip norms
+        return jnp.clip(moved, 1e-9, 1e9)  # keeps the clip norm well inside the allowed range `CLIP_NORM`

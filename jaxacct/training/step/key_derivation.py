@@ -1,6 +1,6 @@
-"""Derives a step's key from a secret root and from everything that led to the step (README.md of this folder, "Keys").
+"""Derives a step's key from a secret root and from the states, programs, data and settings of the run so far.
 
-A repeated step either has the same result to the last bit, or has new randomness.
+A repeated step has either the same result to the last bit, or new randomness (README.md of this folder, "Keys").
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Lineage(NamedTuple):
 
 
 class StepKey(NamedTuple):
-    """Keys of one step as ChaCha20 words, and the fingerprints that the ledger notes."""
+    """Keys of a step and of its pass, as ChaCha20 words, and the fingerprints that the ledger records."""
 
     words: np.ndarray
     pass_words: np.ndarray
@@ -131,8 +131,8 @@ def advance(
 
     first : the first step of the pass that this step is in; -1 if the batch rule has no passes.
     cut : bytes that are the same within a pass.  A step with other bytes begins a new pass.
-    groups : the number of groups, or of batches in a fixed order.  If given, the whole run has one pass key, which
-        depends on the root and on `groups` alone.  So each record keeps its group or batch.
+    groups : the number of groups, or of batches in a fixed order.  If given, the key `pass_words` depends on the
+        root and on `groups` alone.  So each record keeps its group or batch during the whole run.
     """
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
@@ -151,7 +151,7 @@ def advance(
 
 
 def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKey]:
-    """Return the lineage extended by a keyed digest of the loaded batch, and the key for the step's further draws."""
+    """Return the lineage with a keyed digest of the loaded batch, and the keys with new `words` for later draws."""
     own = hmac.digest(lineage.root.key, b"rows" + digest(lineage.chain, rows), "sha256")
     chain = digest(lineage.chain, b"loaded", own)
     secret = hmac.digest(lineage.root.key, b"loaded" + chain, "sha256")
@@ -188,7 +188,7 @@ def form_of(structure: Any) -> bytes:
 
 
 def digest_program(traced: Any) -> bytes:
-    """Return the SHA-256 digest of a traced function and the machine.  Equal digests mean equal output bits."""
+    """Return one SHA-256 digest of a traced function and this machine.  Equal digests mean bitwise equal outputs."""
     constants, primitives = contents(traced.jaxpr)
     own = b"" if repeats(primitives) else secrets.token_bytes(16)
     return digest(traced.lower().as_text().encode(), digest_tree(constants), machine().encode(), own)
@@ -222,7 +222,7 @@ def machine() -> str:
 
 
 def repeats(primitives: set[str]) -> bool:
-    """Return whether a program of these operations gives the same bits each time it runs on this machine."""
+    """Return whether a program made of these `primitives` gives the same bits each time it runs on this machine."""
     # these operations may give different results for the same arguments
     if primitives & {"pure_callback", "io_callback", "ffi_call", "infeed", "rng_uniform"}:
         return False
@@ -252,7 +252,7 @@ def _libraries() -> dict[str, str]:
 
 @functools.cache
 def _processor() -> list[Any]:
-    """Return the kind, instruction sets and caches of the processors.  Libraries choose the order of sums by them."""
+    """Return the kind, instruction sets and caches of the processors.  These decide in which order libraries add."""
     cores = set()
     # leave out the fields that differ from one reading to the next, or between the cores of one machine
     varying = {"processor", "cpu mhz", "bogomips", "apicid", "initial apicid", "core id", "physical id", "bugs"}

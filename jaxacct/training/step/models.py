@@ -59,7 +59,7 @@ def has_equinox(tree: Any) -> bool:
 
 
 def model_as_pytree(model: Any) -> tuple[Any, Outer | None]:
-    """Return a model's pytree, and the `Outer` of an nnx module (None for other models).  Refuse Equinox state."""
+    """Return a model's pytree and, for an nnx module, its `Outer` (else None).  Refuse a model with Equinox state."""
     if is_nnx(model):
         nnx = _nnx()
         graph, state = nnx.split(model)
@@ -82,7 +82,7 @@ def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
     """Invert `model_as_pytree`: return the model, given its pytree and its `Outer`."""
     if outer is None:
         return tree
-    # the graph fixes the keys of the dicts in `tree`, so leaf i of `tree` has index `outer.order[i]` in the state
+    # the graph fixes the dict keys of `tree`, hence the order of its leaves: leaf i has index `order[i]` in the state
     values: list[Any] = [None] * len(outer.order)
     for place, value in zip(outer.order, jax.tree_util.tree_leaves(tree), strict=True):
         values[place] = value
@@ -90,7 +90,7 @@ def pytree_as_model(tree: Any, outer: Outer | None) -> Any:
 
 
 def arrays_of(tree: Any) -> list[Any]:
-    """Return each leaf as a JAX array, or None if it is no array.  Numbers are arrays, except in an Equinox model."""
+    """Return each leaf as a JAX array, None if it is no array.  Numbers count as arrays, except in an Equinox model."""
     kinds = (jax.Array, np.ndarray) if has_equinox(tree) else (jax.Array, np.ndarray, np.generic, bool, int, float)
     return [jnp.asarray(leaf) if isinstance(leaf, kinds) else None for leaf in jax.tree_util.tree_leaves(tree)]
 
@@ -113,7 +113,7 @@ class LoRA:
     """Parameters with low-rank adapters, made by `lora`.
 
     A Trainer takes the object in place of the parameters.  The Trainer trains the adapters, and those parameters of the
-    base that its ``trainable`` selects.  The loss function gets a model of the form that `lora` was given.
+    base that the Trainer's ``trainable`` selects.  The loss function gets a model of the kind that `lora` was given.
 
     Parameters
     ----------
@@ -157,8 +157,9 @@ def lora(
     params : linen variables, an nnx or Equinox module, or any pytree: the base, which is not changed.  It must not come
         from the private data.
     rank : int, at least 1; the rank of each product a b.
-    where : a function path -> bool, of paths such as "params/Dense_0/kernel", that chooses one or more arrays of two or
-        more axes.  By default: arrays of two or three axes named "kernel", and arrays of two axes named "weight".
+    where : a function of a path such as "params/Dense_0/kernel".  It returns True for each array that gets an adapter:
+        one or more arrays, of two or more axes.  By default: arrays of two or three axes named "kernel", and arrays of
+        two axes named "weight".
         ``where`` may also choose the array W of a convolution or look-up.  The gradient of each example is then as
         large as W.
     alpha : > 0, by default the rank, which makes the scale 1.
@@ -207,7 +208,7 @@ def lora(
 
 
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that its model may be a `LoRA`.  Products with an adapted W use W, a and b without merging."""
+    """Wrap a function so that its model may be a `LoRA`.  Products with W + scale a b are computed without that sum."""
 
     @functools.wraps(function)
     def run(model: Any, *others: Any) -> Any:
@@ -237,7 +238,7 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class _Adapted:
-    """Adapted parameter W with its factors a and b.  It stands for W when `adapted` runs a traced function."""
+    """Adapted parameter W and its factors a and b.  The object replaces W when `adapted` runs a traced function."""
 
     w: Any
     a: Any
@@ -272,7 +273,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return the adapter's term in a product: scale (x a) b in x W, scale (x b^T) a^T in x W^T, None in others."""
+    """Return what the adapter adds to a product: scale (x a) b to x W, scale (x b^T) a^T to x W^T, else None."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1
@@ -287,10 +288,10 @@ def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
         jax.lax.dot_general, precision=params["precision"], preferred_element_type=params["preferred_element_type"]
     )
     rank_axis = 0 if forward else far.ndim - 1
-    if side == 1:  # W on the right: the rank is the last axis of `inner`
+    if side == 1:  # W is the right factor, so the rank is the last axis of `inner`
         inner = product(x, near, ((contracted[0], along), ((), ())))
         return product(inner * w.scale, far.astype(inner.dtype), (((inner.ndim - 1,), (rank_axis,)), ((), ())))
-    inner = product(near, x, ((along, contracted[1]), ((), ())))  # W on the left: the rank is axis 0 of `inner`
+    inner = product(near, x, ((along, contracted[1]), ((), ())))  # W is the left factor: the rank is axis 0 of `inner`
     return product(far.astype(inner.dtype), inner * w.scale, (((rank_axis,), (0,)), ((), ())))
 
 
@@ -319,7 +320,7 @@ class Untrained:
 
     frozen : the arrays, in the order of the model's leaves.
     form : everything that is no array: the structure of the model, whether each leaf is trained, the leaves that are no
-        arrays, and the form of an nnx module.  It is static when the step is traced.
+        arrays, and the form of an nnx module.  `form` is static when the step is traced.
     """
 
     frozen: tuple[Any, ...]
@@ -416,7 +417,7 @@ def loss_of(
     rngs: bool | Sequence[str],
     apply_kwargs: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
-    """Return the loss as a function (model, example[, key]), given such a function alone, or a module and `loss`."""
+    """Return the loss as a function (model, example[, key]).  `loss_fn` is such a function, or a module with `loss`."""
     named = dict(apply_kwargs or {})
     if isinstance(loss_fn, type):
         raise InputError(
@@ -538,7 +539,7 @@ def _require_call(loss_fn: Callable[..., Any], keys: bool) -> None:
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a loss function: a key restarts an nnx module's random streams.  The loss may change no other state."""
+    """Wrap a loss function.  `key` restarts an nnx module's random streams.  A change of its other state is refused."""
 
     @functools.wraps(function)
     def run(model: Any, example: Any, *key: Any) -> Any:

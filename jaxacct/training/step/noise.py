@@ -1,8 +1,8 @@
 """Gaussian noise for one step, and the streams of randomness of a run (README.md of this folder, "Noise").
 
-`jax.random.normal` in float32 never exceeds 5.5 standard deviations, so an output farther out would reveal an example.
-Here the tail ends beyond 9.4 standard deviations (probability 1e-20).  A leaf's noise is cut into units of 32 draws.
-One call of the generator draws for all leaves, so that it is compiled once and not once for each leaf.
+`jax.random.normal` in float32 never exceeds 5.5 standard deviations.  A noisy sum that only an example's gradient can
+move past this limit would reveal the example.  Here the noise reaches 9.4 standard deviations (probability 1e-20).  A
+leaf's noise is drawn in units of 32.  One call draws for all leaves, so that the generator is compiled only once.
 """
 
 from __future__ import annotations
@@ -72,19 +72,19 @@ def add(key: Any, tree: Any, std: Any) -> Any:
 
 
 def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    """Draw standard normals as `add` does for a single leaf.  Box and Muller's method makes two from 96 bits."""
+    """Draw standard normals as `add` does for a single leaf.  Box and Muller's method makes two draws from 96 bits."""
     return _drawn(key_words(key), {0: shape}, 1, jnp.dtype(dtype))[0]
 
 
 def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
-    """On the host, draw N(0, std^2) exactly from a step's key.  Return it rounded to a whole number, modulo 2^32."""
+    """Return a draw of N(0, std^2), rounded to an integer, modulo 2^32.  The host draws exactly, from a step's key."""
     key = hmac.digest(np.asarray(words, "<u4").tobytes(), b"rounded" + bytes([purpose]), "sha256")
     drawn = rounded_gaussian(std * std, KeyedBits(key))
     return np.int32((drawn + 2**31) % 2**32 - 2**31)
 
 
 def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> dict[int, Any]:
-    """Draw standard normals for the leaves in `shapes` ({leaf's number: shape}) of a pytree of `leaves` leaves."""
+    """Draw standard normals for some of a pytree's `leaves` leaves: for those in `shapes`, {index of leaf: shape}."""
     sizes = {place: math.prod(shape) for place, shape in shapes.items()}
     drawn = draws_of_units(words, {place: -(-size // UNIT) for place, size in sizes.items()}, leaves, dtype)
     return {place: own.reshape(-1)[: sizes[place]].reshape(shapes[place]) for place, own in drawn}
@@ -93,10 +93,10 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
 def draws_of_units(
     words: Any, units: dict[int, int], leaves: int, dtype: Any, first: Any = None
 ) -> Iterator[tuple[int, Any]]:
-    """Draw standard normals; yield the index of each leaf and its draws, an array (32, units).
+    """Draw standard normals in units of 32.  Yield each leaf's index and its draws, of shape (32, the leaf's units).
 
-    `units` maps the index of a leaf, in a pytree of `leaves` leaves, to its count of units.  The units of a
-    leaf are numbered from 0, or from the leaf's entry in `first`.
+    `units` maps the index of a leaf to its number of units.  `leaves` is the number of all leaves of the pytree.  The
+    units of a leaf are numbered from 0, or from the leaf's entry in `first`.
     """
     begins = np.cumsum([0, *units.values()])
     total = int(begins[-1])
@@ -125,14 +125,14 @@ def draws_of_units(
         put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=1)
         flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((UNIT, pieces * each), dtype))
     starts = begins[:-1].tolist()
-    if pieces > 1 and len(starts) > 1:  # with one piece or one leaf, constant starts compile fast
+    if pieces > 1 and len(starts) > 1:  # otherwise the starts stay constants, which compile fast
         starts = as_data(unfolded_true([words]), starts)
     own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
     yield from ((place, own(at, count)) for at, (place, count) in zip(starts, units.items(), strict=True))
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
-    """Return two normals, given 64 bits (high, low) and an angle `turn`.  Relative error: 2e-6, in float64 1e-13."""
+    """Return two normals: bits (high, low) set the radius, `turn` the angle.  Relative error 2e-6, in float64 1e-13."""
     dtype = jnp.dtype(dtype)
     near_zero = high < np.uint32(2**31)
     v = _unit(jnp.where(near_zero, high, ~high), 32, dtype) + (
@@ -218,7 +218,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     optax = optional_package("optax", "noisy_mean")
     secret(key)
     expected = check("expected_batch_size", expected_batch_size, POSITIVE)
-    # `add` rounds `std` to float32 if the sum is float32.  The last factor raises `std` by more than this rounding.
+    # For a float32 sum, `add` rounds `std` to float32, perhaps down.  The last factor raises `std` by more than that.
     std = check("noise_multiplier", noise_multiplier, DEVIATION) * sensitivity(clip_norm) * (1.0 + 2.0**-20)
 
     def init(params: Any) -> NoiseState:

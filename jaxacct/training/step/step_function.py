@@ -55,7 +55,7 @@ class Carried(NamedTuple):  # digests of states contain this name, so saved runs
 
 
 class Correlated(NamedTuple):
-    """Optimizer state of a step with correlated noise.  The buffers `past` are as secret as the key of the run."""
+    """Optimizer state of a step with correlated noise.  Keep the buffers `past` as secret as the run's key."""
 
     past: Any  # a pytree like the parameters, whose arrays have a first axis that counts the buffers
     own: Any  # the optimizer's own state
@@ -69,8 +69,8 @@ class Numbers(NamedTuple):
     """Arguments of a compiled step that may differ between steps.  The plan and the step's key determine them."""
 
     threshold: Any  # from `sampler.threshold`, of shape (3,) if all records have one rate, else (3, records)
-    size: Any  # by batch rule: the records of a batch of fixed size, the slots of a round, or the groups of a run
-    position: Any  # the number, from 0, of the step's batch in its pass, of its slot in its round, or of its group
+    size: Any  # by batch rule, the number of records in a fixed-size batch, of slots in a round, or of groups in a run
+    position: Any  # which batch of its pass, slot of its round, or group of the run the step takes; counted from 0
     expected_batch_size: Any
     gradient_noise: Any  # noise multiplier on the gradients
     count_draw: Any = None  # noise on the count of the adaptive clip norm, which the host draws; None without a count
@@ -98,7 +98,7 @@ def numbers(
     elif sampling == CYCLIC:
         size = groups
     else:
-        # Where a record has one batch a pass, rounding up costs no privacy.  1e-12 covers the rounding of `expected`.
+        # UNSAMPLED rules use a record once a pass: rounding up costs no privacy.  1e-12 covers rounding of `expected`.
         size = np.ceil(expected) if sampling in UNSAMPLED else np.floor(expected * (1.0 + 1e-12))
     return Numbers(
         sampler.threshold(segment.sampling_probability),
@@ -112,7 +112,7 @@ def numbers(
 
 
 def _toward_zero(weights: Any) -> Any:
-    """Round weights to float32 toward zero.  A decay that is rounded up would enlarge the strategy's matrix C."""
+    """Round weights to float32 toward zero.  A decay rounded up would raise the sensitivity of the matrix C."""
     exact, near = np.asarray(weights, np.float64), np.asarray(weights, np.float32)
     return np.where(np.abs(near) > np.abs(exact), np.nextafter(near, np.float32(0.0)), near)
 
@@ -127,7 +127,7 @@ def numbers_at(
     found = numbers(*settings, plan.groups, plan.taps(step))
     if plan.rates_digest is None:
         return found
-    plan.require_rates()  # refuse a plan without rates: `_thresholds` may have cached an equal plan with rates
+    plan.require_rates()  # refuses a plan without rates, even if `_thresholds` has cached an equal plan with rates
     return found._replace(threshold=_thresholds(plan))
 
 
