@@ -44,7 +44,7 @@ def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
 
 
 class LedgerFile:
-    """File of an open ledger.  Other writers are locked out.  An entry is on the disk when `append` returns."""
+    """The file of an open ledger.  `hold` locks other writers out.  An entry is on the disk when `append` returns."""
 
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         self.path, self._file = path, file
@@ -52,7 +52,7 @@ class LedgerFile:
 
     @property
     def file(self) -> BinaryIO:
-        """Open file; raises InputError if the file is closed."""
+        """The open file.  If the file is closed, reading this property raises InputError."""
         if self._file is None:
             raise InputError(f"{self.path}: is not open for writing; use Ledger.open")
         return self._file
@@ -68,7 +68,7 @@ class LedgerFile:
         except BlockingIOError:
             self.close()
             raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None
-        if not self._is_there(self.file):  # the process that had the lock before has replaced the file
+        if not self._is_there(self.file):  # another process replaced the file before this process locked it
             self.close()
             raise InputError(f"{self.path}: was replaced while it was being opened; open it again")
 
@@ -89,7 +89,7 @@ class LedgerFile:
         self.size += len(content)
 
     def replace_end(self, end: int, content: bytes) -> None:
-        """Replace everything after byte `end` by `content`.  A new file, locked before, takes the old one's place."""
+        """Replace all after the first `end` bytes by `content`, in a locked copy that then takes the file's place."""
         place, old = Path(os.path.realpath(self.path)), self.file
         temporary, new = _new_beside(place, self.path)
         try:
@@ -135,20 +135,20 @@ class LedgerFile:
             self.size += 1
 
     def close(self) -> None:
-        """Close the file if it is open, even in the middle of an entry.  Afterwards nothing can be written."""
+        """Close the file if it is open.  Afterwards nothing can be written."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
 
     def _require_in_place(self, file: BinaryIO, size: int) -> None:
-        """Raise InputError unless the open file is still at the path and holds exactly the lines that were written."""
+        """Raise InputError unless `file` is still the file at the ledger's path and has exactly `size` bytes."""
         if not self._is_there(file):
             raise InputError(f"{self.path}: was deleted or replaced while it was open; restore it from a copy")
         if os.fstat(file.fileno()).st_size != size:
             raise InputError(f"{self.path}: was changed by something else while it was open; restore it from a copy")
 
     def _is_there(self, file: BinaryIO) -> bool:
-        """Return whether the open file is still the file that the path names."""
+        """Return whether `file` is still the file at the ledger's path."""
         try:
             return os.path.samestat(os.fstat(file.fileno()), os.stat(self.path))
         except FileNotFoundError:
@@ -163,12 +163,11 @@ class Ledger(Contents):
     counts as a step with the least noise and the highest rate of its run.
 
     Two step entries that agree in every field, such as the step number, the fingerprints and the noise, are exact
-    replays and count once.  Entries that differ in any field each count.  So equal fingerprints must mean outputs that
-    are equal to the last bit.  If you repeat a step and its output can
-    differ, give the step a new key.
+    replays and count once.  Two entries that differ in a field count twice.  So equal fingerprints must mean outputs
+    that are equal to the last bit.  If you repeat a step and its output can differ, give the step a new key.
 
-    Call `seen` before you look at outputs of a run that you may end because of these outputs.  From then on `spent` and
-    `epsilon` count all steps that the plan and its target allow, even if the run ends earlier.
+    If you may end a run early because of its outputs, call `seen` before you look at the outputs.  From then on `spent`
+    and `epsilon` count all steps that the plan and its target allow, even if the run ends earlier.
 
     Only one process at a time can write to a ledger.  If any line but the last is damaged, opening the ledger raises an
     InputError with the number of this line.
@@ -214,7 +213,7 @@ class Ledger(Contents):
         taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")
         if os.path.lexists(place):
             raise taken
-        # The file has a temporary name until its first line is on the disk.  So a file at `path` always has a run.
+        # The file has a temporary name until its first line is on the disk.  So a file at `path` always has this line.
         temporary, file = _new_beside(place, place)
         ledger = cls(place, file)
         try:
@@ -236,7 +235,7 @@ class Ledger(Contents):
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], run: str | None = None) -> Ledger:
-        """Open a ledger to continue one of its runs: the run named `run`, by default the run that began last."""
+        """Open a ledger to continue the run named `run`, by default the run that began or was replanned last."""
         place = regular_file("ledger", path)
         try:
             ledger = cls(place, place.open("r+b"))
@@ -284,8 +283,8 @@ class Ledger(Contents):
     def replan(self, plan: Plan) -> None:
         """Write into the ledger that the current run continues with another plan, such as a recalibrated one.
 
-        If the ledger has steps of this run whose noise is correlated, the new plan must have the same strategy, groups
-        and batch size.  Otherwise raise InputError.
+        If the ledger has steps of this run in a fixed order or with correlated noise, the new plan must have the same
+        strategy, groups and batch size.  If it has not, raise InputError.
         """
         self._require_unit(plan)
         if self.runs[self.run].numbers:
@@ -363,9 +362,8 @@ class Ledger(Contents):
         The entry is on the disk when `seen` returns.  From then on all steps that the plan and its target allow count
         as spent, even if the run ends earlier.
 
-        looked : whether a callback asks for the outputs.  False means that something else, such as an error, ended the
-            run.  If False, the steps that the run did not take stop counting once the run continues with another plan.
-            If True, they go on counting.
+        looked : True if a callback asks for the outputs, False if something else, such as an error, ended the run.  If
+            the run continues with another plan, the steps that it did not take go on counting only if this is True.
         """
         with self.lock:
             self._append(self._to_be_seen(step, looked))
@@ -373,7 +371,7 @@ class Ledger(Contents):
     def ended_early(self, step: int) -> None:
         """Write into the ledger that the early-stop rule has ended the current run after `step` steps.
 
-        The same write holds the entry of `seen`, since the rule looks at outputs of the run.
+        Also write the entry that `seen` writes, since the rule looks at outputs of the run.
         """
         with self.lock:
             entries = self._to_be_seen(step, looked=True)
@@ -382,12 +380,9 @@ class Ledger(Contents):
             self._append(entries)
 
     def _to_be_seen(self, step: int, looked: bool) -> list[Line]:
-        """Return a list with the entry that `seen` writes.  The list is empty if the ledger has such an entry already.
-
-        `step` and `looked` are the arguments of `seen`.
-        """
+        """Return a list with the entry that `seen(step, looked)` must write; [] if the ledger has it already."""
         spent = self.runs[self.run]
-        # a resumed run repeats steps that have entries, so `step` can be smaller than the number of the next new step
+        # A resumed run repeats steps that have entries, so `step` may come before the next new step `spent.next`.
         known, step = spent.looks, max(int(step), spent.next)
         if known is None:
             until = step + room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
@@ -395,11 +390,11 @@ class Ledger(Contents):
         return [known._replace(step=spent.next, looked=True)] if looked and not known.looked else []
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """Return the promised end that the current run has after an entry of `step`, or None if the end stays.
+        """Return the new promised end of the current run after an entry of `step`, or None if the end does not change.
 
-        The promised end exists once outputs of the run were seen: all steps before it count as spent.  The end is
-        computed anew in three cases: `step` is not the run's next step, `step` is not before the old end, or the pass
-        or round of `step` changes the cost of the steps ahead.  Otherwise, or if no outputs were seen, return None.
+        Once outputs of the run were seen, all steps before the promised end count as spent.  Return a new end in three
+        cases: `step` is not the run's next step, `step` is not before the old end, or the pass or round of `step`
+        changes the cost of the steps ahead.  Return None in any other case, and if no outputs were seen.
 
         partition : the fingerprint of the pass or round of `step`, as in `record`.
         """
@@ -416,11 +411,10 @@ class Ledger(Contents):
     def promise_anew(self) -> None:
         """Compute the promised end of the current run again; if the end has changed, write the new end.
 
-        The promised end exists once outputs of the run were seen.  The ledger counts all steps before the promised end
-        as spent.  The end moves to a later step if the other runs of the ledger now leave room for more steps.  The end
-        moves to an earlier step only if the run's own entries leave room for fewer steps.  This happens after a crash
-        between the writing of a step and the writing of the new end.  Spending of other runs never makes the end
-        earlier.
+        Once outputs of the run were seen, the ledger counts all steps before the promised end as spent.  The end moves
+        to a later step if the ledger's entries now leave room for more steps.  The end moves to an earlier step only if
+        the run's own entries leave room for fewer steps, as after a crash before the new end was written.  Spending of
+        other runs never makes the end earlier.
         """
         run, plan = self.run, self.plan
         spent = self.runs[run]
@@ -476,7 +470,7 @@ class Ledger(Contents):
         one_unit(plan, (line.plan for lines in self.headers.values() for line in lines))
 
     def _append(self, entries: Sequence[Line]) -> None:
-        """Write entries to the disk, and then add them to the counts.  Without entries do nothing."""
+        """Write entries to the disk, and then count what they spend."""
         if not entries:
             return
         with self.lock:
@@ -490,17 +484,16 @@ class Ledger(Contents):
                 self._chains += chains[1:]
                 for entry in entries:
                     self.count(entry)
-            except BaseException:  # after an error or an interrupt the counts may differ from the file: write no more
+            except BaseException:  # the counts may now differ from the file, so close the file
                 with contextlib.suppress(OSError):
                     self._file.close()
                 raise
 
     def _catch_up(self, mend: bool) -> None:
-        """Read the file and count every line.  If the last line is a step's line that was cut off, count a `Torn` step.
+        """Read the file and count every line.  Count a step's line that a crash cut off as a `Torn` step.
 
-        mend : whether to repair the end of the file.  If the last line is a step's line that was cut off, a `Torn` line
-            replaces that line.  If the last line is another line that was cut off, the line is removed.  If the last
-            line is complete but has no newline, a newline is added.
+        mend : whether to repair the last line of the file.  The line of a step that was cut off becomes a `Torn` line.
+            Any other line that was cut off is removed.  A complete line without a newline gets a newline.
         """
         fragment, end = b"", 0
         for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):

@@ -1,4 +1,4 @@
-"""Early stop: a rule that ends a run when a private score no longer rises, by the sparse vector technique."""
+"""Early stop: a rule that uses the sparse vector technique, and ends a run when a private score no longer rises."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class EarlyStop:
         m - b + noise_1 <= gain + noise_2.
 
     Here noise_1 is Laplace noise of scale 4/epsilon, drawn afresh for each score.  noise_2 is Laplace noise of scale
-    2/epsilon, drawn once a run.  (Both are drawn exactly, on a grid of 2^-20 records.)  One record changes m - b by at
-    most 1.  So all answers of the rule together are epsilon-DP under add or remove, and 2 epsilon-DP under replace_one,
-    however many scores there are.
+    2/epsilon, drawn once for the run.  (Both are drawn exactly, as multiples of 2^-20.)  One record changes m - b by at
+    most 1.  So all answers of the rule together are epsilon-DP under add or remove, and 2 epsilon-DP under replace_one.
+    This holds for any number of scores.
 
     The plan's epsilon covers all steps of the plan and all answers of this rule.  So a validation record may be a
     training record as well.  A record may occur only once among the validation records.  A run that ends early claims
@@ -75,9 +75,9 @@ class EarlyStop:
     def ends(self, scores: Sequence[int], key: bytes, chain: bytes) -> bool:
         """Return whether the run ends after the last of the scores.
 
-        If you write your own training loop, call `Ledger.spend` with `mechanism` before the first call of `ends`.
+        If you write your own training loop, call `Ledger.spend(rule.mechanism)` before the first `rule.ends(...)`.
 
-        scores : all scores so far, in units of 1/UNITS.
+        scores : all scores so far, each multiplied by UNITS = 2^20.
         key : the secret key of the run.  All noise is derived from this key.
         chain : 32 bytes that differ from step to step.  The noise of a score is derived from the key, these bytes and
             m - b (see `EarlyStop`).  So a call that is repeated with the same values gives the same answer.  A call
@@ -98,7 +98,7 @@ class EarlyStop:
 
 
 def early_stop_of(node: object) -> EarlyStop | None:
-    """Return the early-stop rule of a plan's document, given as a list of four numbers; return None for null.
+    """Return the early-stop rule that a plan's document holds as a list of four numbers, or None for null.
 
     Raise InputError for anything else.
     """

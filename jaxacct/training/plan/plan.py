@@ -71,9 +71,9 @@ _SEGMENT_NUMBERS |= {"expected_batch_size": POSITIVE}
 
 
 class Allowance(Protocol):
-    """Interface of the ledgers that a plan can question: `jaxacct.training.Ledger` has this method.
+    """Interface of the ledgers that `Plan.allows` asks, such as `jaxacct.training.Ledger`.
 
-    This module cannot import `Ledger` itself, since the module of `Ledger` imports this one.
+    The module of `Ledger` imports this module, so this module cannot import `Ledger`.
     """
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
@@ -276,7 +276,7 @@ class Plan(PlanRequest):
 
     @property
     def batches(self) -> int:
-        """Number of batches in a pass over the data whose batches all have the size of the first segment's batches."""
+        """Number of batches in a pass over the data, if every batch has the batch size of the first segment."""
         return math.ceil(self.dataset_size / self.segments[0].expected_batch_size)
 
     @property
@@ -304,16 +304,16 @@ class Plan(PlanRequest):
         return Taps(own * self._unit, past, keep, of_sum, of_fresh * self._unit)
 
     def require_noise_of(self, other: Plan) -> None:
-        """Raise InputError if a run that has followed the plan `other` must not continue with this plan.
+        """Raise InputError if a run must not change from the plan `other` to this plan.
 
-        If `other.taps` returns weights, the strategy, the groups and the batch size must stay the same.  Otherwise
-        every plan may follow.
+        If `other.taps` returns weights, both plans must have the same strategy, groups and batch size.  If
+        `other.taps` returns None, the run may change to any plan.
         """
         if other.taps(0) is None:
             return
         same = False
         if self.noise is not None and other.noise is not None:
-            # `for_steps` raises InputError if the matrix of `other` cannot have so many steps: then `same` stays False
+            # if the matrix of `other` cannot have so many steps, `for_steps` raises InputError and `same` stays False
             with contextlib.suppress(InputError):
                 same = other.noise.for_steps(self.steps) == self.noise and other._unit == self._unit
         require_kept("noise", same)
@@ -332,10 +332,9 @@ class Plan(PlanRequest):
     def pass_of(self, step: int) -> tuple[int, int, int]:
         """Return (number of the pass that contains a step, first step of this pass, step after its last step).
 
-        A pass is a pass over the data with fixed batches, a round with random allocation, a pass through the groups
-        with cyclic Poisson sampling, and the whole run with a fixed order.  A new pass begins where the batch size
-        changes.  Within a pass the batches must be disjoint.  Within a round each record must keep the slot that it
-        drew.
+        With fixed batches a pass is a pass over the data.  With random allocation it is a round, with cyclic Poisson
+        sampling a pass through the groups, and with a fixed order the whole run.  A new pass begins where the batch
+        size changes.  The batches of a pass must be disjoint.  Within a round each record must keep the slot it drew.
         """
         self._require(step, self.steps - 1)
         if self.sampling not in rules.BY_PASS:
@@ -360,12 +359,12 @@ class Plan(PlanRequest):
         return self.sampling not in rules.BY_PASS or begins_pass(self._blocks, int(step))
 
     def releases_after(self, step: int) -> Counter[Release]:
-        """Count the releases of the first `step` steps."""
+        """Return how often each release occurs in the first `step` steps."""
         self._require(step, self.steps)
         return self.releases_between(0, step)
 
     def releases_between(self, first: int, end: int) -> Counter[Release]:
-        """Count the releases of steps `first` to `end - 1`.  A pass with some steps in this range counts as a whole."""
+        """Return the counts of releases in steps `first` to `end - 1`.  A pass partly in this range counts whole."""
         return releases(self.segments, end, self.sampling, self.dataset_size, first, self.cap or 0)
 
     @property
@@ -413,7 +412,7 @@ class Plan(PlanRequest):
         """
         rates, place = np.unique(self.require_rates(), return_inverse=True)
         found = self.of_all(with_early_stop(composed(self.whole, rates), self.early_stop))
-        # `found` and `epsilon` may differ in their last digits at the largest rate: let no entry exceed `epsilon`
+        # `found` and `epsilon` may differ in their last digits at the largest rate, so cut entries above `epsilon`
         most = float(self.epsilon.upper)
         lower, estimate, upper = (np.minimum(end, most)[place] for end in (found.lower, found.estimate, found.upper))
         words = (np.asarray(word)[place] for word in (found.kind, found.status, found.engine))
@@ -471,9 +470,10 @@ class Plan(PlanRequest):
         return solver.epsilon_of_run(self, mechanism)
 
     def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
-        """Return bounds of the given shape, each with the epsilon that the filter promises whenever the run ends.
+        """Return bounds of the given shape.  Each upper bound is the epsilon that the filter promises.
 
-        The upper bound is inf if the plan's steps exceed the filter's budget.
+        The promise holds at whatever step the run ends.  If the plan's steps exceed the filter's budget, the upper
+        bounds are inf.
         """
         assert self.filter is not None
         upper = np.full(shape, self.filter.epsilon(self.target_delta) if self._whole_fits else np.inf)
@@ -558,7 +558,7 @@ class Plan(PlanRequest):
             raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
         if settings["sampling"] == rules.FIXED and settings["relation"] in solver.DISPLACING:
-            # in documents of older versions these relations left the place of an absent record empty, as zero_out does
+            # with these relations older versions left the place of an absent record empty, which is "zero_out" now
             settings["relation"] = "zero_out"
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
@@ -600,9 +600,9 @@ class Plan(PlanRequest):
     def epsilon_curve(self, points: int = 64) -> tuple[np.ndarray, Bounds]:
         """Return at most `points` evenly spaced steps of one run, and coarse bounds of epsilon after each of them.
 
-        For a plan with many different steps, each epsilon is only an upper bound (kind "bound"), never above the
-        epsilon of the whole plan.  To save time, similar steps are then replaced by one step that leaks at least as
-        much as each of them.
+        If the plan has many different steps, similar steps are replaced by one step that leaks at least as much as each
+        of them, to save time.  For such a plan each epsilon is only an upper bound (kind "bound"), and at most the
+        epsilon of the whole plan.
 
         >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
         >>> steps, curve = plan.epsilon_curve(2)
@@ -627,7 +627,7 @@ class Plan(PlanRequest):
 
     @property
     def has_curve(self) -> bool:
-        """Whether the table of `live_epsilon` has been computed, so that `live_epsilon` takes no time."""
+        """Whether the table that `live_epsilon` reads has been computed already."""
         return "_curve" in vars(self)
 
     def live_epsilon(self, step: int) -> Bounds:
@@ -660,10 +660,10 @@ class Plan(PlanRequest):
         steps, epochs : the new total, counted from the beginning.
         expected_batch_size : the new expected batch size of the steps after the first `step`.
         data_dependent : True if the change, or its moment, may depend on the data or on any output of the run.  True is
-            refused unless the plan was made by Plan(..., data_dependent=True).  A plan that was made so costs the
-            epsilon of its filter, even if you never change it, and each new plan stays within this filter.  Any other
-            plan composes its steps exactly.  Exact composition is valid only if the changes depend on neither the data
-            nor outputs (jaxacct/training/plan/README.md).
+            refused unless the plan was made by Plan(..., data_dependent=True).  Such a plan costs the epsilon of its
+            filter, even if you never change it, and each new plan stays within this filter.  Any other plan composes
+            its steps exactly.  Exact composition is valid only if the changes depend on neither the data nor outputs
+            (jaxacct/training/plan/README.md).
 
         A setting that you do not give stays as it is.  With a `noise_schedule`, every step keeps its factor.
 
@@ -722,7 +722,7 @@ class Plan(PlanRequest):
         partition : for a batch rule with passes or rounds, the fingerprint of the pass or round of `next_step`.  By
             default it is the fingerprint in the ledger's last step entry.  If that entry has none, the next steps are
             counted as steps without a fingerprint.
-        steps : the number of the next steps.
+        steps : how many next steps to count.
         """
         if self.target_epsilon is None and self.filter is None:
             return True
@@ -798,7 +798,7 @@ def _filter(node: object) -> Filter | None:
 def _strategy_of_run(
     strategy: Strategy, groups: int | None, segments: Sequence[Segment], dataset_size: int
 ) -> Strategy:
-    """Return the strategy with its matrix for the number of steps in a run.
+    """Return the strategy with a matrix that has as many rows as the run has steps.
 
     Raise InputError if the noise grows beyond what float32 holds, or if there is no accounting for this strategy with
     these groups and segments.
@@ -808,7 +808,7 @@ def _strategy_of_run(
         require_groups(known, groups)
     with np.errstate(over="ignore", invalid="ignore"):
         grown = np.max(known.squared_errors()) * np.max(known.squared_norms()[1])
-    # For independent noise `grown`, the largest variance of a prefix sum, is `steps`.  The limit is 2^20 times that.
+    # `grown`, the largest noise variance of a prefix sum, is `steps` for independent noise.  Allow 2^20 times `steps`.
     if not grown <= 2.0**20 * known.steps:
         raise InputError(
             f"noise = {strategy!r:.60} grows from step to step, beyond what float32 holds; use a matrix whose columns "
@@ -828,7 +828,7 @@ def _strategy_of_run(
 
 
 def _part(name: str, mechanism: Mechanism) -> Any:
-    """Return one field of a mechanism, as a JSON value."""
+    """Return the field `name` of a mechanism, as a JSON value."""
     return json.loads(to_json(mechanism))["mechanism"][name]
 
 

@@ -126,25 +126,25 @@ def slots_for(dataset_size: float, batch_size: float) -> int:
 def with_rates(
     segments: Sequence[Segment], sampling: str, groups: int | None, dataset_size: int
 ) -> tuple[Segment, ...]:
-    """Return segments whose sampling probability is what the batch rule `sampling` gives for their batch size.
+    """Return the segments with the sampling probability that the batch rule `sampling` has at each batch size.
 
-    For random allocation also change the batch size to dataset_size divided by a whole number of slots.
+    With random allocation a batch size is also lowered to dataset_size / (a whole number of slots).
     """
     if sampling == rules.ALLOCATION:
         each = [(s, slots_for(dataset_size, s.expected_batch_size)) for s in segments]
         return merged([s._replace(sampling_probability=1.0 / k, expected_batch_size=dataset_size / k) for s, k in each])
     if sampling == rules.CYCLIC:
         assert groups is not None
-        # solver.py refuses batches for which the rate is above 1, so `min` removes a rounding error only
+        # solver.py refuses batches whose rate is above 1, so a rate above 1 is a rounding error, and `min` removes it
         rate = lambda size: min(groups * size / dataset_size, 1.0)
         return tuple(s._replace(sampling_probability=rate(s.expected_batch_size)) for s in segments)
     return tuple(segments)
 
 
 def merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Return the segments with adjacent ones joined if they have the same noise, rate and batch size.
+    """Join adjacent segments that have the same noise, rate and batch size, and return the segments of the run.
 
-    Segments without steps are dropped.  The steps are numbered from 0.
+    Segments without steps are dropped.  The first segment of the result starts at step 0.
     """
     found: list[Segment] = []
     start = 0
@@ -220,10 +220,10 @@ def begins_pass(known: Sequence[Block], step: int) -> bool:
 def releases(
     segments: Sequence[Segment], until: int, sampling: str, dataset_size: int, start: int = 0, cap: int = 0
 ) -> Counter[Release]:
-    """Count the releases of steps `start` to `until - 1`.
+    """Return how often each release occurs in steps `start` to `until - 1`.
 
-    If the batch rule has passes or rounds, each pass counts as one release, at the least noise of its steps in this
-    range.
+    If the batch rule has passes or rounds, each pass or round is one release.  The noise of this release is the least
+    noise of the steps in this range.
     """
     counts: Counter[Release] = Counter()
     if sampling not in rules.BY_PASS:
@@ -235,7 +235,7 @@ def releases(
         return counts
     for begin, _, length, members in blocks(segments, sampling, dataset_size):
         share = members[0].sampling_probability
-        # {number of a pass: its least noise}, for the first and last pass of each segment.  Segments may share a pass.
+        # {number of a pass: its least noise}, for the first and last pass of each segment.  Only these can be shared.
         least: dict[int, float] = {}
         for segment in members:
             first, last = max(segment.start, start), min(segment.end, until)
@@ -252,9 +252,9 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Return {release: stand-in}.  Similar releases have the same stand-in, so there are only about `most` stand-ins.
+    """Return {release: stand-in}.  A stand-in is a release that replaces similar ones.  About `most` stand-ins exist.
 
-    A stand-in costs at least as much as its release if `dearer` is true, else at most as much.
+    If `dearer` is true, a stand-in costs at least as much as each release that it replaces, else at most as much.
     """
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
@@ -277,11 +277,11 @@ def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
     """Return releases divided into about `most` groups of similar releases.
 
     The releases of a group differ only in noise and, with Poisson sampling, in the rate.  One stand-in will replace
-    all releases of a group.  So always split the group for which this replacement costs most.
+    all releases of a group.  So the loop always splits the group in which this replacement costs most.
     """
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
-        """Return a group as a tuple, whose order makes the heap yield the group with the largest cost first.
+        """Return a group as a tuple.  The heap yields the group with the largest replacement cost first.
 
         The tuple holds minus the cost of replacing the members by one stand-in, the first member, the index of the
         field of `Release` along which to split (1 for the noise, 2 for the rate), and the members.
@@ -292,7 +292,7 @@ def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
         gain = -sum(counts[release] for release in members) * ((high / least) ** 2 - (low / most) ** 2)
         return gain, members[0], 1 if most / least >= high / low else 2, members
 
-    # The key of a kind is one of its releases, with the noise set to 1; with Poisson sampling the rate is 1 as well.
+    # `kinds` maps a key to releases that may share a group.  The key has noise 1 and, with Poisson sampling, rate 1.
     kinds: dict[Release, list[Release]] = {}
     for release in counts:
         share = 1.0 if release.sampling == rules.POISSON else release.sampling_probability

@@ -186,7 +186,7 @@ def _check_early_stop(found: Mapping[str, Any]) -> None:
 
 
 def why_not(sampling: str, relation: str) -> str:
-    """Return the reason why plans with a batch rule cannot have a relation; return "" if they can have it."""
+    """Return why plans with the batch rule `sampling` cannot have the relation `relation`, or "" if they can."""
     if sampling in (rules.POISSON, rules.CYCLIC) and relation == "replace_one":
         return (
             f"relation = 'replace_one' is not a relation of plans with sampling = {sampling!r}; give noise_multiplier, "
@@ -203,9 +203,9 @@ def why_not(sampling: str, relation: str) -> str:
 def unit_of_noise(strategy: Strategy, sampling: str, batches: int) -> float:
     """Return the sensitivity of a strategy in clip norms, rounded up.
 
-    A plan's noise multiplier is the standard deviation of the noise in units of the clip norm times this sensitivity.
+    A plan's noise multiplier is the standard deviation of the noise, divided by (clip norm * this sensitivity).
 
-    batches : the number of steps in a pass.  With a fixed order, the steps of a record are at least so far apart.
+    batches : the number of steps in a pass.  With a fixed order, a record is used at most once in any `batches` steps.
     """
     apart = MinSeparation(batches) if sampling == rules.ORDER else SingleParticipation()
     return float(strategy.sensitivity(apart).upper)
@@ -233,7 +233,7 @@ def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Filter(NamedTuple):
-    """Rényi filter [Feldman and Zrnic 2021]: a limit on a run, also for steps that are chosen during the run.
+    """Rényi filter [Feldman and Zrnic 2021]: a limit that holds even if steps are chosen during the run.
 
     The run never spends more Rényi divergence of order `order` than `budget`.
     """
@@ -252,7 +252,7 @@ class Solution(NamedTuple):
     segments: tuple[Segment, ...]
     noise_multiplier: float  # the overall scale of the noise, by which a noise schedule is multiplied
     filter: Filter | None = None  # the Renyi filter of a plan with data_dependent = True, else None
-    epsilon: Bounds | None = None  # epsilon of all K runs, if the search found it; computing it again takes 30 s
+    epsilon: Bounds | None = None  # epsilon of all repetitions together, if the search has computed it
     cap: int | None = None  # the largest batch of truncated Poisson sampling; None for other batch rules
 
 
@@ -260,8 +260,8 @@ class Solution(NamedTuple):
 
 
 def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
-    """Return epsilon at the target delta of one run, or of each run of a batch, by exact composition."""
-    # contours are narrower than asked; where they are not, a bracket narrower than 2e-4 takes seconds
+    """Return epsilon at the target delta, by exact composition.  For a batch of mechanisms return one epsilon each."""
+    # Most bounds are narrower than `rtol` anyway.  For the other runs an `rtol` below 2e-4 would take seconds.
     rtol = max(0.2 * _tolerance(terms.target_epsilon or 1.0), 2e-4)
     return account.epsilon(mechanism, terms.target_delta, relation=terms.relation, rtol=rtol)
 
@@ -269,7 +269,7 @@ def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
 def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int]], rtol: float) -> Bounds:
     """Return epsilon at the target delta of several collections of releases, one entry for each collection.
 
-    To save time, call the accountant once for many collections instead of once for each.
+    To save time, this function calls `account.epsilon` once for many collections.
     """
     places: dict[frozenset[Release], list[int]] = {}
     for place, each in enumerate(counts):
@@ -283,7 +283,7 @@ def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int
 
 
 def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarray:
-    """Return the Rényi divergence of a mechanism at the filter's order: so much of the budget the mechanism takes."""
+    """Return the Rényi divergence of a mechanism at the filter's order: what the mechanism takes from the budget."""
     return np.asarray(renyi_curve(mechanism, [chosen.order], relation).values[0])
 
 
@@ -303,8 +303,8 @@ def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.n
 def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
     """Return the upper bound of epsilon for each run of a batch of runs.
 
-    If the plan is data-dependent, the bound is the least epsilon that a filter of one of `ORDERS` promises.  Otherwise
-    the bound is that of exact composition.
+    If the plan is data-dependent, the bound is the least epsilon that a filter with an order in `ORDERS` promises.
+    Otherwise exact composition gives the bound.
     """
     if terms.data_dependent:
         return np.min(_filters(mechanism, terms)[1], axis=0)
@@ -324,7 +324,7 @@ def solve(request: PlanRequest) -> Solution:
 
 
 def _releases(terms: PlanRequest, segments: Sequence[Segment]) -> Counter[Release]:
-    """Count the releases of all steps in some segments."""
+    """Return how often each release occurs in the steps of some segments."""
     end = segments[-1].end if segments else 0
     return releases(segments, end, terms.sampling, terms.dataset_size, cap=terms.cap or 0)
 
@@ -332,9 +332,9 @@ def _releases(terms: PlanRequest, segments: Sequence[Segment]) -> Counter[Releas
 def noise_for(
     terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float | None = None
 ) -> float:
-    """Return the smallest scale of the later noise with which a run meets the target.
+    """Return the smallest scale with which a run meets the target.
 
-    The run has the steps of `spent`, and then those of `rest` with their noise multiplied by the scale.
+    The run has the steps of `spent`, and then the steps of `rest`.  The noise of `rest` is multiplied by the scale.
 
     start : the scale at which the search begins; by default an estimate.
     """
@@ -359,9 +359,9 @@ def noise_for(
 def noise_in_filter(
     chosen: Filter, terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float
 ) -> float:
-    """Return the smallest scale of the later noise with which a run fits a filter.
+    """Return the smallest scale with which a run fits a filter.
 
-    The run has the steps of `spent`, and then those of `rest` with their noise multiplied by the scale.
+    The run has the steps of `spent`, and then the steps of `rest`.  The noise of `rest` is multiplied by the scale.
 
     start : the scale at which the search begins.
     """
@@ -370,7 +370,7 @@ def noise_in_filter(
     if spent and not spent_renyi(composed(_releases(terms, spent)), chosen, terms.relation) < left:
         raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds the plan's use; stop")
     used = lambda scales: spent_renyi(_together(terms, spent, rest, scales), chosen, terms.relation)
-    # `_searched` compares the Rényi divergence with the budget here, in place of epsilon with its target
+    # search the scale at which the run's Rényi divergence, in place of its epsilon, meets its limit
     found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")
@@ -380,7 +380,7 @@ def noise_in_filter(
 def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
     """Return a batch of mechanisms, one for each scale.
 
-    The mechanism of a scale composes the steps of `spent` and those of `rest` with their noise multiplied by the scale.
+    Each mechanism composes the steps of `spent` and those of `rest`.  The noise of `rest` is multiplied by the scale.
     """
     # with these rules a pass may begin in `spent` and end in `rest`, so count the releases of the whole run
     if terms.sampling in (*rules.UNSAMPLED, rules.CYCLIC):
@@ -502,8 +502,7 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
             )
         if request.sampling in rules.OF_ONE_SIZE and size != round(size):
             near = round(size)
-            # If `size` is sampling_probability * dataset_size, rounding may move it from the whole number by up to 1e-9
-            # relatively.  Allow that.
+            # allow a size computed as sampling_probability * dataset_size a relative rounding error of 1e-9
             if request.sampling_probability is None or abs(size - near) > 1e-9 * near:
                 raise InputError(
                     f"{name} = {size!r} must be a whole number with sampling = {request.sampling!r}; use {max(near, 1)}"
