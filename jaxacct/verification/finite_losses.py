@@ -105,7 +105,7 @@ def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLo
     """Return the losses, in one direction, of a mechanism with these masses that is Poisson sampled at `rate`."""
     p, q, losses, grid, cut, unbounded = masses
     if direction == "add" and rate == 1:
-        # add exchanges the two laws, so each loss changes its sign
+        # the direction "add" exchanges p and q, so each loss log(p/q) changes its sign
         p, q, losses = q, p, [-x if x is not None else None for x in losses]
         grid = None if grid is None else (-grid[0], -grid[1], grid[2])
     elif rate != 1:
@@ -157,7 +157,7 @@ def output_masses(p: list[float], q: list[float]) -> Masses:
 
 
 def in_either_order(p: list[float], q: list[float]) -> Masses:
-    """Return exact masses of one pair of laws. Its delta(epsilon) is the larger of the deltas of (p, q) and (q, p)."""
+    """Return the exact masses of the pair of laws whose delta(epsilon) is the larger of those of (p, q) and (q, p)."""
     laws = [[Fraction(x) for x in law] for law in (p, q)]
     one, two = ([x / sum(law) for x in law] for law in laws)
     profiles = [_profile(one, two), _profile(two, one)]
@@ -196,7 +196,8 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 def response(epsilon: Any, delta: Any) -> Masses:
     """Return the masses of the pair of laws that dominates every (epsilon, delta)-DP mechanism.
 
-    Each law is randomised response with probability 1 - delta, and else an outcome that the other law cannot give.
+    With probability 1 - delta each law gives an answer of randomised response. With probability delta it gives an
+    outcome that the other law never gives.
     """
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
@@ -210,7 +211,7 @@ def response(epsilon: Any, delta: Any) -> Masses:
 
 
 def discrete_laplace(scale: Any, shift: int) -> Masses:
-    """Return the masses of discrete Laplace noise plus `shift` and of noise alone. Outcomes of equal loss merge."""
+    """Return the masses of discrete Laplace noise plus `shift` and of the noise alone. Outcomes of equal loss merge."""
     if shift >= MOST_OUTCOMES:
         raise NotCovered(f"DiscreteLaplace of sensitivity {shift}")
     r = (-1 / scale).exp()
@@ -226,7 +227,7 @@ def discrete_laplace(scale: Any, shift: int) -> Masses:
 
 
 def discrete_gaussian(sigma: float, shift: int) -> Masses:
-    """Return the masses of discrete Gaussian noise plus `shift` and of noise alone, without the far tails."""
+    """Return the masses of discrete Gaussian noise plus `shift` and of the noise alone, without the far tails."""
     reach = math.ceil(24 * sigma) + 1  # the mass of each tail beyond `reach` is below e^{-288}
     if 2 * reach + shift > MOST_OUTCOMES:
         raise NotCovered(f"DiscreteGaussian with sigma = {sigma}")
@@ -234,7 +235,7 @@ def discrete_gaussian(sigma: float, shift: int) -> Masses:
     beyond = 2 * (-(ball(reach) ** 2) / square).exp()  # a tail beyond m has at most the mass e^{-m^2/(2 sigma^2)}
     noise = {x: (-(ball(x) ** 2) / square).exp() for x in range(reach + shift + 1)}
     inside = 2 * sum((noise[x] for x in range(1, reach + 1)), arb(0)) + 1
-    # the outcomes beyond `reach` have a mass `tail` in [0, beyond], so the sum over all outcomes is inside/(1 - tail)
+    # The outcomes beyond `reach` have a probability `tail` in [0, beyond]. So all weights sum to inside/(1 - tail).
     whole = inside * (1 / (1 - beyond)).union(arb(1))
     at = range(-reach, reach + shift + 1)
     far = reach + shift
@@ -247,6 +248,6 @@ def discrete_gaussian(sigma: float, shift: int) -> Masses:
 
 
 def spread(grid: Any) -> int:
-    """Return the greatest common divisor of the differences between a grid's whole numbers, or 1 if it has only one."""
+    """Return the greatest common divisor of the differences of a grid's whole numbers k, or 1 if all k are equal."""
     ordered = sorted(set(grid[2]))
     return math.gcd(*(b - a for a, b in pairwise(ordered))) if len(ordered) > 1 else 1

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians: encloses M(z) = E_P[e^{zL}] of the loss L at the nodes z of a line, and delta of one step.
+"""Mixtures of Gaussians. Encloses delta of one step, and M(z) = E_P[e^{zL}] of its loss L at points z of a line.
 
 Delta of one step is P(S) - e^eps Q(S) for the event S at which this difference is largest.
 Proofs: README.md of this folder, "Mixtures of Gaussians".
@@ -23,7 +23,7 @@ this."""
 
 
 def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
-    """Return Pr[Bin(trials, chance) = j] for j = 0, 1, ..., and a bound of the probability beyond the last j."""
+    """Return Pr[Bin(trials, chance) = j] for j = 0, 1, ..., last, and an upper bound of Pr[Bin > last]."""
     weights, j = [], 0
     while j <= trials:
         weights.append(math.comb(trials, j) * chance**j * (1 - chance) ** (trials - j))
@@ -36,7 +36,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
 
 
 def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any], Any]:
-    """Return Pr[`batch` of `size` records contain j of the `group`] for all j, and 0, since no j is left out."""
+    """Return Pr[j of the `group` are among `batch` of `size` records] for all j, and 0, since no j is left out."""
     total = math.comb(size, batch)
     most = min(group, batch)
     return [arb(math.comb(group, j) * math.comb(size - group, batch - j)) / total for j in range(most + 1)], arb(0)
@@ -44,13 +44,13 @@ def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any]
 
 @dataclass(frozen=True)
 class GaussianMixture(SampledGaussian):
-    """The mixture sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), in one direction.
+    """The loss of the mixture sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), in one direction.
 
     `SampledGaussian` is the case with the two shares 0 and 1.
 
     shares : the means of the components, in ascending order. The last is 1.
     weights : the probability of each component.
-    lost : upper bound of the probability, under P, of the components j that are left out.
+    lost : upper bound of the probability, under P, that a left-out component is drawn.
     """
 
     shares: tuple[Any, ...] = ()
@@ -124,7 +124,7 @@ class GaussianMixture(SampledGaussian):
         return top + np.log((terms * np.exp(1j * shares * np.asarray(angle)[..., None])).sum(-1))
 
     def _windows(self, c: np.ndarray, far: float) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return one window around all peaks u of N(u) mix^e. At a peak, u is e/sigma times `_share_of_slope(u)`."""
+        """Return one window that reaches `far` beyond all peaks u of N(u) mix^e (N, mix, e: see `SampledGaussian`)."""
         scale = self._exponent(c) / float(self.sigma.mid())
         shares = np.array([float(x.mid()) for x in self.shares])
         weights = np.log(np.array([float(x.mid()) for x in self.weights]))
@@ -185,7 +185,7 @@ class PairOfMixtures:
 
 
 def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
-    """Return a ball with the only zero of f(u) = sum of c e^{m u - m^2/2} over (m, c). Above it f has `sign`."""
+    """Return a ball around the only zero of f(u) = sum over (m, c) of c e^{m u - m^2/2}. Above it f has sign `sign`."""
 
     def side(u: Any) -> int:
         logs = [m * u - m * m / 2 for m, _ in terms]
@@ -213,7 +213,7 @@ def _zero(terms: list[tuple[Any, Any]], sign: int) -> Any:
 
 @dataclass(frozen=True)
 class RevealedPairs:
-    """A step that draws one pair of laws and reveals which. `ways` lists (probability, loss) of every pair of laws."""
+    """A step that draws a pair of laws and reveals which it drew. `ways` lists (probability, loss) of every pair."""
 
     ways: tuple[tuple[Any, Any], ...]
     infinity = None
@@ -241,7 +241,7 @@ class RevealedPairs:
 
 @dataclass(frozen=True)
 class Revealed(RevealedPairs):
-    """`RevealedPairs` that can be composed, since every loss i has an M_i(z). M(z) is the sum of Pr[loss i] M_i(z)."""
+    """A `RevealedPairs` whose losses can all be composed. Its E[e^{zL}] is the weighted mean of those of the losses."""
 
     def mgf(self, z: Any) -> Any:
         return sum((share * law.mgf(z) for share, law in self.ways), acb(0))

@@ -73,7 +73,7 @@ def at_most(parts: Any, epsilon: float) -> Any:
 
 
 class LineSum:
-    """Values of M at the nodes of a line. These values give delta at every epsilon near the epsilon of the plan."""
+    """Values of M(z)/(z (z + 1)) at the nodes of a line. They give delta at every epsilon near the plan's epsilon."""
 
     def __init__(self, build: Any, plan: Plan) -> None:
         self.plan, self.bits = plan, int(96 + 3.2 * plan.bits)
@@ -116,7 +116,7 @@ class LineSum:
         return values
 
     def _tail(self) -> Any:
-        """Bound |M| from above beyond the last node. With `small_loss` bound |M - A|, where A is M of small losses."""
+        """Bound |M| (|M - A| with `small_loss`) from above past the last node. A is the part of M from small losses."""
         c, plan = arb(self.plan.line.c), self.plan
         if plan.small_loss:
             return plan.small_loss.tail(self.parts, c, self.last)
@@ -153,7 +153,8 @@ class LineSum:
         if not plan.smoothing:
             whole = first - _aliases(self.parts, plan, epsilon)
             return whole + plan.small_loss.delta(self.parts, epsilon) if plan.small_loss else whole
-        # `second` is smoothed with 4 times the variance, so its terms have rise^4 where those of `first` have rise
+        # `second` is smoothed with 4 times the variance of `first`. So each term of `first` has the factor `rise`, and
+        # each term of `second` has the factor rise^4.
         most = arb(4)
         aliases = _aliases([*self.parts, (GaussianLoss(most * square), 1)], plan, epsilon)
         first -= aliases
@@ -176,8 +177,8 @@ def _aliases(parts: Any, plan: Plan, epsilon: Any) -> Any:
         below = arb(orders.below)
         bound += _chernoff(parts, below, epsilon) / (((c - below) * period).exp() - 1)
     else:
-        # With the masses p and q, delta(eps) is p - e^eps q + E_P[(e^{eps - loss} - 1)_+]. The first two terms are
-        # summed over all j < 0 in closed form, and the third is bounded.
+        # Let p and q be the masses under P and Q. For every x, delta(x) is p - e^x q + E_P[(e^{x - loss} - 1)_+]. Over
+        # x = epsilon + j period, j < 0, the first two terms are summed in closed form, and the third is bounded.
         p, q = _masses(parts)
         if plan.small_loss:
             one, two = plan.small_loss.masses(parts)
@@ -260,7 +261,7 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Yield a plain plan, one with small losses apart, then plans without the largest outputs, until one is cheap."""
+    """Yield plans until one is cheap: without cuts, with small losses separated, then without the largest outputs."""
     first = _plan(parts, epsilon, aim, most, False)
     yield first
     if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):
@@ -308,7 +309,7 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
     if not np.isfinite(last) and small_loss_steps.only_sampled_gaussians(parts):
         return Plan(line, 2, 0.0, bits, float("inf"))
     if not np.isfinite(last):
-        # the smoothed loss is unbounded on both sides, so the line is chosen anew with infinite gaps
+        # The smoothed loss is unbounded. So choose the line anew, with infinite gaps on both sides of epsilon.
         line = _line(action, c, wanted, (np.inf, np.inf))
         last = most * 2 * np.pi / line.period
         if not last**2 > 4 * c * (c + 1):
@@ -319,7 +320,7 @@ def _plan(parts: Any, epsilon: float, aim: float, most: int, apart: bool) -> Pla
 
 
 def saddle(parts: Any, epsilon: float) -> float:
-    """Return a c > 0, in floats, near the one at which M(c) e^{-c eps}/(c (c + 1)) is least."""
+    """Return, roughly and in floats, the c > 0 at which M(c) e^{-c eps}/(c (c + 1)) is least."""
     grid = np.geomspace(1e-4, 1e7, 100)
     for _ in range(3):
         values = sum(count * part.log_mgf(grid) for part, count in parts) - grid * epsilon
@@ -332,14 +333,14 @@ def saddle(parts: Any, epsilon: float) -> float:
 
 
 def _gaps(parts: Any, epsilon: float) -> tuple[float, float]:
-    """Return, in floats, epsilon - least loss and largest loss - epsilon, a little enlarged, or inf if unbounded."""
+    """Return floats slightly above epsilon - least loss and above largest loss - epsilon, or inf without that loss."""
     sides = []
     for name, sign in (("least", -1.0), ("largest", 1.0)):
         ends: list[Any] = [getattr(part, name, None) for part, _ in parts]
         gap = np.inf
         if all(end is not None for end in ends):
             total = sum(count * float(end.mid()) for end, (_, count) in zip(ends, parts, strict=True))
-            # enlarged, so that the line serves for nearby epsilons too
+            # enlarge the gap, so that the line serves for nearby epsilons too
             gap = max(sign * (total - epsilon), 0.0) + 3e-3 * (abs(total) + abs(epsilon))
         sides.append(float(gap))
     return sides[0], sides[1]

@@ -59,12 +59,12 @@ EITHER = "either"
 
 @dataclass(frozen=True)
 class Asked:
-    """What a definition must give: the losses in this direction of this relation, with the record sampled at `rate`."""
+    """The case for which a mechanism's losses are asked: a relation, its direction and the record's sampling rate."""
 
     relation: str
     direction: str  # "remove", "add" or EITHER
     rate: Any = dataclasses.field(default_factory=lambda: arb(1))  # probability that the record takes part
-    alone: bool = True  # whether the mechanism is a single step and no part of a composition
+    alone: bool = True  # whether the mechanism is a single step, not part of a composition
 
     @property
     def moved(self) -> int:
@@ -94,7 +94,7 @@ def losses(asked: Asked, mechanism: Any) -> list[Part]:
 
 
 def fields_of(mechanism: Any, rules: Mapping[type, Any] = RULES, beside: Container[str] = ()) -> dict[str, Any]:
-    """Return the mechanism's fields but `beside`. Raise NotCovered if it has no rule, or if the rule lacks a field."""
+    """Return a mechanism's fields but those in `beside`. Raise NotCovered if no rule of its class takes them all."""
     name = type(mechanism).__name__
     if type(mechanism) not in rules:
         raise NotCovered(name)
@@ -123,12 +123,12 @@ class Composition:
 
     @property
     def cut(self) -> Any:
-        """An upper bound of the probability, under P, that a step has an outcome that `discrete_gaussian` left out."""
+        """An upper bound of Pr[some step has an outcome that `discrete_gaussian` left out], under P."""
         return sum((count * part.cut for part, count in self.parts if isinstance(part, FiniteLosses)), arb(0))
 
     @property
     def lost(self) -> Any:
-        """An upper bound of the probability, under P, that a step draws a component that its mixture left out."""
+        """An upper bound of Pr[some step draws a component that its mixture left out], under P."""
         return sum((count * part.lost for part, count in self.parts if isinstance(part, GaussianMixture)), arb(0))
 
     @property
@@ -164,13 +164,13 @@ def expand(mechanism: Any, relation: str, direction: str) -> Composition:
 
 
 def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
-    """Return pairs (mechanism, direction). The largest of their deltas is delta under the relation (README.md)."""
+    """Return pairs (mechanism, direction). Delta is the largest of their deltas, or possibly more if `mixes_orders`."""
     names = (relation.split("_")[0],) if relation in ("add_one", "remove_one") else ("remove", "add")
     fixed_size = type(mechanism) is known.SampledWithoutReplacement and mechanism.group == 1
     if fixed_size and relation == "replace_one" and mechanism.sampling_ratio != 1:
         names = ("remove",)
     orders = [mechanism]
-    # n FiniteOutput mechanisms with unlike p and q have 2^n orders. For n > 4 only the given order is tried.
+    # In n FiniteOutput mechanisms p and q can be exchanged in 2^n ways. For n > 4 only the given order is tried.
     if (fixed_size or relation == "replace_one") and _unlike(mechanism) <= 4:
         orders = _orders(mechanism)
     return [(order, name) for order in orders for name in names]
@@ -187,7 +187,7 @@ def _unlike(mechanism: Any) -> int:
         pairs = list(zip(np.asarray(mechanism.p).tolist(), np.asarray(mechanism.q).tolist(), strict=True))
         return int(sorted(pairs) != sorted((q, p) for p, q in pairs))
     if type(mechanism) is known.MatrixMechanism:
-        return 0  # no FiniteOutput is inside. Calling `inside` would run code of the engines.
+        return 0  # A MatrixMechanism holds no FiniteOutput. Its `inside` would run code of the engines.
     return sum(_unlike(each) for each in mechanism.inside())
 
 
@@ -361,7 +361,7 @@ def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = Tr
 
 @defines(RandomAllocation)
 def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, group: Any) -> list[Part]:
-    """Define random allocation. The record gets a slot drawn uniformly from `slots`. Other records keep their slots."""
+    """Return the loss of random allocation. The record gets one of `slots` slots at random. Others keep theirs."""
     _refuse(asked, "RandomAllocation")
     if participations != 1:
         raise NotCovered("random allocation of several slots to a record")
@@ -375,7 +375,7 @@ def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, gr
 
 @defines(known.MatrixMechanism)
 def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: Any) -> list[Part]:
-    """Define the mechanism as independent Gaussian releases. `_moves` says how far a record moves each release."""
+    """Return the losses of independent Gaussian releases. `_moves` gives how far one record moves each release."""
     _refuse(asked, "MatrixMechanism")
     rate, moves = _moves(strategy, participation, ctx.prec)
     if rate.is_zero():
@@ -394,7 +394,7 @@ def _moves(strategy: Any, participation: Any, bits: int) -> Moves:
 
 
 def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
-    """Define a Poisson-sampled group: Binomial(group, product of nested rates) records move the sum by 1 each."""
+    """Return the loss of a Poisson-sampled group, of which Binomial(group, product of nested rates) add 1 each."""
     if asked.relation == "replace_one":
         raise NotCovered("a group of records under replace_one")
     rate = asked.rate
@@ -408,7 +408,7 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 
 @defines(known.SampledWithReplacement)
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
-    """Define draws with replacement. The batch has Binomial(batch_size, group/dataset_size) records of the group.
+    """Return the loss of draws with replacement. The group has Binomial(batch_size, group/dataset_size) of the draws.
 
     Each record of the group takes the place of an ordinary record, so it moves the sum by up to twice the clip norm.
     """
@@ -418,7 +418,7 @@ def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_siz
 
 
 def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_size: Any) -> list[Part]:
-    """Define draws without replacement. The number of the group's records in the batch is hypergeometric.
+    """Return the loss of draws without replacement. The number of the group's records in the batch is hypergeometric.
 
     Each record of the group takes the place of an ordinary record, so it moves the sum by up to twice the clip norm.
     """
@@ -429,7 +429,7 @@ def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_si
 
 
 def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
-    """Define sampling without replacement under zero_out: the zeroed record keeps its slot in the batch."""
+    """Return the loss of sampling without replacement under zero_out: a zeroed record keeps its place in the batch."""
     if not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
     return [(_zero_out(_noise(mechanism), rate, asked.direction), 1)]
@@ -437,7 +437,7 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 
 @defines(known.TruncatedPoissonSampled)
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
-    """Define capped Poisson sampling. With chance tau others fill the batch. The record's rate is then kept/tau."""
+    """Return the loss of capped Poisson sampling. If others fill the batch (chance tau), the rate is kept/tau."""
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
@@ -469,7 +469,7 @@ def _noise(mechanism: Any) -> Any:
 
 
 def _cap(size: int, cap: int, q: Any) -> tuple[Any, Any]:
-    """Let E mean that at least `cap` others are sampled. Return Pr[E] and Pr[E, and the record is sampled and kept]."""
+    """Let E be: at least `cap` other records are sampled. Return Pr[E] and Pr[E, and the record is in the batch]."""
     if cap >= size or q.is_zero():
         return arb(0), arb(0)
     if size > MOST_RECORDS:
@@ -486,7 +486,10 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair for eps >= 0. The record adds x to the batch, or another adds -x (remove) or x (add)."""
+    """Return the worst pair of laws of the noisy sum for eps >= 0.
+
+    With chance `rate` the record adds x in one law, 0 in the other. Else another adds -x (remove) or x (add) in both.
+    """
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))
@@ -494,7 +497,7 @@ def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _mixture(noise: Any, weights: Any, lost: Any, direction: str) -> list[Part]:
-    """Return the loss of Gaussian noise on a sum of j records, Pr[j] = weights[j], or [] if j is always 0."""
+    """Return the loss of Gaussian noise on the number j of records, Pr[j] = weights[j], or [] if j is always 0."""
     some = [j for j, w in enumerate(weights) if not w.is_zero()]
     if some == [0]:
         return []
@@ -609,8 +612,8 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
         if not later or len(pattern) == most:
             yield pattern
             return
-        # A gap of 2 * separation or more has room for one more step. One more step never lowers the sum of |G_ij|.
-        # So such gaps are skipped, unless `most` limits the number of steps.
+        # A gap of 2 * separation or more has room for one more step, which never lowers the sum of |G_ij|. So patterns
+        # with a gap of this length are left out, unless `most` limits the number of steps.
         for step in later[:separation] if most == longest else later:
             yield from after((*pattern, step))
 
@@ -623,8 +626,8 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
 def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> Moves:
     """Return the sampling rate, and the squared norms of the columns of one group, as balls in descending order.
 
-    At each rank the ball reaches from the squared norm of one fixed group to the largest squared norm of all groups.
-    Nearly equal balls are merged.
+    The r-th ball reaches from the r-th largest squared norm of one fixed group to the maximum of the r-th largest
+    squared norms of all groups. Nearly equal balls are merged.
     """
     for first, column in enumerate(columns):
         if not all(type(row) is int and first <= row < first + groups for row in column):

@@ -116,7 +116,7 @@ class AllocationLoss:
     def _nodes(self, c: Any, angle: Any, strip: Any, plan: _Plan) -> tuple[list[Any], list[Any], Any]:
         """Return (weights w, exponents x, error): phi(z) is within `error` of the sum of w e^{zx} where Re z >= c.
 
-        With a positive angle this holds for Im z >= 0, and with the angle 0 for real z.
+        With a positive angle the error bound holds for Im z >= 0, and with the angle 0 for real z.
 
         angle : sets the path of integration, Im u = -angle sigma.  On this path e^{s u} turns by -angle, in radians.
         strip : distance between the path and each of the two lines that bound the error, divided by sigma.
@@ -168,8 +168,8 @@ class _Plan:
         self.width = max(1, int(np.sqrt(self.count)))
         self.rows = range(-(-self.count // self.width))
         self.count = len(self.rows) * self.width
-        # `digits` is the accuracy of phi in nats. An error relative to phi(c) grows t times in phi^t, and the errors of
-        # all terms of the sum add up.
+        # `digits` is the accuracy of phi in nats. The relative error of phi^t is t times that of phi, and the errors of
+        # all terms add up. So `digits` has the summands log(t) and log(count).
         small = float(self._log_phi(np.array([self.c]))[0])
         self.digits = max(start - goal, 1.0) - small + np.log(t) + np.log(self.count) + MARGIN
         self.angle, nodes = self._angle(s)
@@ -196,7 +196,7 @@ class _Plan:
         return float(grid[10])
 
     def _cut(self, k: float, goal: float, step: float) -> tuple[float, float]:
-        """Return the least Im z, to 2 %, beyond which the sum is at most e^`goal`, and the angle of this bound."""
+        """Return the least y, to 2 %, such that terms with Im z > y add at most e^goal, and the angle of this bound."""
         angles = np.geomspace(1e-6, 1.0, 200) * (np.pi / 2 * 0.999)
 
         def bounds(y: float) -> np.ndarray:

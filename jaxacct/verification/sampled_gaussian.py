@@ -1,4 +1,4 @@
-"""The Poisson-sampled Gaussian: encloses M(z) = E_P[e^{zL}] by a sum over nodes, whose error does not grow with Im z.
+"""The Poisson-sampled Gaussian: encloses M(z) = E_P[e^{zL}] by a sum whose error does not grow with Im z.
 
 At u = output/sigma the likelihood ratio is mix = 1 - rate + rate e^y, with y = u/sigma - 1/(2 sigma^2).
 Proofs: README.md of this folder, "The sampled Gaussian" and "Outputs cut in two".
@@ -39,7 +39,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class SampledGaussian:
-    """N(1, sigma^2) against N(0, sigma^2), sampled at a rate in (0, 1).
+    """The loss of N(1, sigma^2) against N(0, sigma^2), sampled at a rate in (0, 1), in one direction.
 
     Let u ~ N(0, 1), y = u/sigma - 1/(2 sigma^2) and mix = 1 - rate + rate e^y.  The moment generating function M(z) of
     the loss is E[mix^{z+1}] for remove, and E[mix^{-z}] for add.  Both are entire functions.  With cuts, these
@@ -94,7 +94,7 @@ class SampledGaussian:
         return sampled_hockey_stick(base, self.rate, self.direction, epsilon)
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
-        """Bound |M(c + i s)| from above for all s >= t, on a moved line of integration. There |mix^{is}| falls."""
+        """Bound |M(c + i s)| from above for all s >= t. On a moved line of integration |mix^{is}| falls as s grows."""
         value, angle = self._best_angle(float(c.mid()), float(t.mid()))
         fallen = max(float(self.log_mgf(np.array([float(c.mid())]))[0]) - value, 0.0)
         return self._moved_bound(c, t, arb(angle), float(np.log(count) + 12.0) + fallen)
@@ -202,7 +202,7 @@ class SampledGaussian:
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error divided by M(c), from two lines `strip` away, with angles up to `angle`."""
+        """Bound the trapezoid rule's error/M(c) by the integrand on two lines, `strip` away, at angles <= `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
@@ -233,7 +233,7 @@ class SampledGaussian:
         return total.abs_upper()
 
     def _fall(self, end: Any, side: int) -> Any:
-        """Bound from below how fast log(N(u) * shares) falls beyond `end`. Only cuts that fall towards `side` enter."""
+        """Bound from below how fast log(N f) falls beyond `end`; f: product of cut shares that fall towards `side`."""
         fall = side * end
         for cut in self.cuts:
             if cut.side != side:
@@ -241,7 +241,7 @@ class SampledGaussian:
         return fall
 
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
-        """Return mix(b)^exponent N(a) times the product of cut.share(a) over the cuts that fall towards `side`."""
+        """Return mix(b)^exponent N(a) f(a); f: product of cut shares that fall towards `side`."""
         value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
         for cut in self.cuts:
             if cut.side != side:
@@ -260,14 +260,14 @@ class SampledGaussian:
         return replace(self, **fields, _means={}, _terms={})
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
-        """Return log M(c) in floats, for planning only. Either every c is above -1, or every c is below -1."""
+        """Return log M(c) in floats, for planning only. All c must lie on the same side of -1."""
         if c.max() < -1.0:
             return self.mirrored.log_mgf(-1.0 - c)
         exponent = self._exponent(c)[:, None]
         total = np.full(c.shape, -np.inf)
         windows = self._windows(c, 9.0)
         if self.cuts:
-            # one window serves all c, so that the shares that the cuts keep, which cost most, are computed only once
+            # The cuts' shares cost most. So one window serves all c, and the shares are computed only once.
             windows = [(np.min(low, keepdims=True), np.max(high, keepdims=True)) for low, high in windows]
         for low, high in windows:
             count = self._points(float(np.max(high - low)))
@@ -278,7 +278,7 @@ class SampledGaussian:
             found = top + np.log(np.exp(logs - top[:, None]).sum(-1) * np.maximum(step, 1e-300) / np.sqrt(2 * np.pi))
             total = np.logaddexp(total, np.where(step > 0, found, -np.inf))
         if self._bounded and self.direction == "remove":
-            # far above the window, mix^exponent may grow faster than the cuts' shares fall: the peak there is added
+            # Far above the window mix^exponent may grow faster than the cuts' shares fall. So add the peak there.
             far = max(self._top(9.0), 1.0)
             u = far * np.geomspace(1.0, max(float(np.max(exponent)) / float(self.sigma.mid()) / far, 1.0), 200)
             logs = self._log_density(u) + exponent * self._log_mix(u) + np.log(u)
@@ -358,7 +358,7 @@ class SampledGaussian:
         return np.where(np.isnan(values), np.inf, values)
 
     def _moved_terms(self, c: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return two arrays of shape (angles, points): log |integrand| at t = 0, and its fall per unit of t."""
+        """Return, by angle and point, log |integrand| at t = 0, and the fall of log |integrand| per unit of t."""
         if c not in self._terms:
             exponent, angles = float(self._exponent(c)), ANGLES[self._steepest > ANGLES]
             sizes, turns = [], []
@@ -373,7 +373,7 @@ class SampledGaussian:
         return self._terms[c]
 
     def _strip(self, c: float, angle: float, wanted: float) -> tuple[Any, float, float]:
-        """Return (angle from the line to the two lines that bound its error, 2 pi/step, wanted accuracy in nats)."""
+        """Return (angle between the line and each line that bounds the error, 2 pi/step, wanted accuracy in nats)."""
         farthest = 3.0 if self.direction == "remove" else 2.0
         widest = max(1.57 - angle, min(angle, farthest - angle))
         best = None
@@ -385,7 +385,7 @@ class SampledGaussian:
         return arb(best[0]), best[1], best[2]
 
     def _top(self, far: float) -> float:
-        """Return the least place + far * width of the cuts that remove large outputs, or inf if no cut removes them."""
+        """Return the least of place + far * width over the cuts that remove large outputs, or inf if there are none."""
         return min((cut.place + far * cut.width for cut in self.cuts if cut.side < 0), default=float("inf"))
 
     @property
@@ -425,7 +425,7 @@ class SampledGaussian:
         return arb(min(float(kept.min()) - 0.1, first)), arb(max(float(kept.max()) + 0.1, last))
 
     def _steep(self, slope: float, side: int) -> float:
-        """Return, roughly, the u where -log(N(u) * shares) has this slope. Only cuts that fall towards `side` enter."""
+        """Return, roughly, the u where -log(N f) has this slope; f: product of cut shares that fall towards `side`."""
         rise, total = 1.0, slope
         for cut in self.cuts:
             if cut.side != side and side * (slope - cut.place) > 0:

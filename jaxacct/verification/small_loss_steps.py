@@ -39,9 +39,9 @@ class SmallLossSteps:
     order: float
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Return, for each part of the composition, enclosures of B, the share of M from large losses, at the nodes.
+        """Return, for each part of the composition, enclosures of B at the nodes. B is the part of M from large losses.
 
-        The absolute error of B is about that of an M that is accurate to `bits` nats.
+        The absolute error of B is about the absolute error of M at an accuracy of `bits` nats.
         """
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
@@ -109,7 +109,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Return the cheapest plan, if any, in floats. Its cuts lie equally far above the least loss of each part."""
+    """Return the cheapest plan (in floats) or None. Cuts lie at one multiple of each part's least likelihood ratio."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
@@ -164,7 +164,7 @@ def _order(parts: Any, cuts: Any, epsilon: float, gap: float, wanted: float) -> 
 
 
 def _cuts(parts: Any, x: float, width: float) -> tuple[tuple[float, float], ...]:
-    """Return a cut for each part, at the output where the part's likelihood ratio is e^x times its least, 1 - q."""
+    """Return a cut for each part, at the output whose likelihood ratio is e^x times the least ratio, 1 - rate."""
     cuts = []
     for part, _ in parts:
         sigma, rate = float(part.sigma.mid()), float(part.rate.mid())
