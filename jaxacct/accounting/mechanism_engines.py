@@ -234,7 +234,7 @@ WALK = 4
 equal parts. It changes the removal's part by at most this many equal steps up or down. A step has a fixed size in eps
 if eps is split. If delta is split, a step has a fixed size in the log odds of the removal's share."""
 LEAST_REACH = 1.0
-"""The removal's part of eps is searched at least this far from eps/2. So for a small eps one part may be negative."""
+"""A second search for the removal's part of a small eps reaches this far from eps/2. So one part may be negative."""
 WIDEST_LOG_ODDS = 12.0
 """Largest log odds of the removal's share of delta. So the share ranges from about e^-12 to about 1 - e^-12."""
 
@@ -307,7 +307,10 @@ def _delta_replaced(question: MechanismQuestion) -> Bounds:
             total = removed + np.exp(first + 4.0 * ROUNDOFF * size) * added * (1.0 + 16.0 * ROUNDOFF * (1.0 + size))
         return np.where(np.isnan(total), np.inf, total * (1.0 + 4.0 * ROUNDOFF))
 
-    return _bound(np.minimum(_least(both, 0.5 * eps, np.maximum(0.5 * eps, LEAST_REACH)), 1.0))
+    found = np.minimum(_least(both, 0.5 * eps, 0.5 * eps), 1.0)
+    if np.any(0.5 * eps < LEAST_REACH):
+        found = np.minimum(found, _least(both, 0.5 * eps, np.maximum(0.5 * eps, LEAST_REACH)))
+    return _bound(found)
 
 
 def epsilon_replaced(question: MechanismQuestion) -> Bounds:
