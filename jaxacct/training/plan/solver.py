@@ -515,9 +515,9 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
 
 
 def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:
-    """Return the noise multiplier of a run with Poisson sampling, one rate and one noise multiplier, and an epsilon.
+    """Return (noise multiplier, epsilon) for a run with Poisson sampling, one rate and one noise multiplier.
 
-    With repetitions the epsilon is that of all K runs together; without repetitions it is None.
+    The noise multiplier meets the target.  With repetitions, epsilon is that of all K runs; otherwise it is None.
     """
     target = _target(request)
     rate, steps = segment.sampling_probability, segment.steps
@@ -536,7 +536,7 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
         spent = float(_upper_epsilon(request, dp_sgd(sigma, sampling_probability=rate, steps=steps)))
         if spent <= target:
             return sigma, None
-        # The plan computes its epsilon anew.  Where that exceeds the target, aim lower by as much, and a little more.
+        # The plan will report the epsilon `spent`, which exceeds the target.  Aim lower in proportion and a bit more.
         aim *= target / spent * (1.0 - 0.2 * rtol)
     raise InputError(f"target_epsilon = {target!r} was met by no more than rounding; raise it a little")
 
@@ -546,8 +546,8 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
     target = _target(request)
     if request.sampling == rules.ORDER:
         raise InputError("steps is missing; give it or epochs, to which the noise of 'fixed_order' is relative")
-    # A part of a round, or of a pass through the groups, costs as much as the whole.  So search the number of whole
-    # rounds or passes, of `length` steps each.
+    # A part of a round, or of a pass through the groups, costs as much as the whole.  So search for a number of
+    # whole rounds or passes, of `length` steps each.
     length = slots_for(n, rate * n) if request.sampling == rules.ALLOCATION else request.groups or 1
     if request.sampling in (rules.ALLOCATION, rules.CYCLIC):
         rate = 1.0 / length if request.sampling == rules.ALLOCATION else min(rate * length, 1.0)
@@ -609,20 +609,17 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
         cap = np.array([_cap_of(request, float(q), int(t)) for q, t in zip(rates, counts, strict=True)])
         return _upper_epsilon(request, repeat(single(rules.TRUNCATED, sigma, rates, cap, int(n)), steps))
     share, count = rate, steps
-    if sampling == rules.FIXED:  # count passes, since each pass is one release
+    if sampling == rules.FIXED:  # each pass is one release: `count` is the number of passes
         share, count = np.array(1.0), np.ceil(steps / np.ceil(n / np.round(rate * n)))
-    elif sampling == rules.ALLOCATION:  # count rounds, since each round is one release
+    elif sampling == rules.ALLOCATION:  # each round is one release: `count` is the number of rounds
         count = np.ceil(steps / nearest_slots(rate))
-    elif sampling == rules.CYCLIC:  # count passes through the groups, since each pass is one release
+    elif sampling == rules.CYCLIC:  # each pass through the groups is one release: `count` is their number
         count = np.ceil(steps / request.groups)
     return _upper_epsilon(request, repeat(single(sampling, sigma, share), count))
 
 
 def _cap_of(request: PlanRequest, rate: float, steps: int) -> int:
-    """Return the cap of the request.
-
-    A request without a cap gets the smallest cap whose cost in delta is negligible (`cap_for`).
-    """
+    """Return the request's cap on the batch size; by default the smallest cap of negligible cost in delta."""
     if request.cap is not None:
         return request.cap
     if rate == 1.0:
@@ -631,7 +628,7 @@ def _cap_of(request: PlanRequest, rate: float, steps: int) -> int:
 
 
 def _target(terms: PlanRequest) -> float:
-    assert terms.target_epsilon is not None  # this is called only to solve for a target
+    assert terms.target_epsilon is not None  # callers solve for a target, so the request has one
     return terms.target_epsilon
 
 
@@ -649,9 +646,9 @@ def _searched(
     falls: bool,
     whole: bool = False,
 ) -> float:
-    """Return the value at which the upper bound of epsilon is closest to the target, but does not exceed the target.
+    """Return the argument of `upper` (an upper bound of epsilon) at which the bound is closest to the target.
 
-    Return NaN if the upper bound exceeds the target at every value.
+    Leave out arguments whose bound exceeds the target; return NaN if the bound of every argument does.
     """
     rtol = _tolerance(target)
     # This share of the target stays unspent, since another evaluation may give a larger epsilon by rounding.
@@ -685,7 +682,7 @@ def rest_of_run(
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
     """Return the segments of the first `step` steps, and the segments of the later steps.
 
-    Both are numbered from step 0.  The noise of the later segments is not yet scaled to meet the target.
+    In each of the two, the first step has number 0.  The later segments' noise is not yet scaled to meet the target.
     """
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
@@ -702,7 +699,7 @@ def rest_of_run(
             what = "a whole number " if sampling in rules.OF_ONE_SIZE else ""
             raise InputError(f"expected_batch_size = {size!r} must be {what}<= dataset_size = {n}; use another size")
         batches = [Piece(None, n / slots_for(n, size) if sampling == rules.ALLOCATION else size)]
-    # the last piece of each schedule lasts to the end of the new run
+    # the last piece of each schedule lasts to the end of the new run, so its `until` is None
     noise, batches = ([*some[:-1], Piece(None, some[-1].value)] for some in (noise, batches))
     if epochs is not None:
         seen = math.fsum(s.steps * s.expected_batch_size for s in spent)

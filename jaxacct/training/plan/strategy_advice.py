@@ -85,7 +85,7 @@ class StrategyAdvice:
     def to_dict(self) -> dict[str, Any]:
         """Return the advice as a dict that JSON can hold.
 
-        The dict holds strategies by name, and the string "nan" for missing numbers.
+        The dict holds the name of each strategy, and the string "nan" in place of a missing number.
         """
         return vars(self) | {"options": [option.row() for option in self.options]}
 
@@ -184,7 +184,7 @@ def advise_strategy(
     banded = _bands(bands, min(period, n))
     groups = [1, *([] if why_not(CYCLIC, relation) else banded), slots]
     rates, counts = np.minimum(np.multiply(groups, rate), 1.0), np.ceil(np.divide(n, groups))
-    rates[-1] = counts[-1] = 1.0  # in a fixed order the whole run is one Gaussian mechanism
+    rates[-1] = counts[-1] = 1.0  # "fixed_order": the whole run is one Gaussian mechanism, so 1 step at rate 1
     settings: dict[str, Any] = {"target_epsilon": epsilon, "target_delta": delta, "relation": relation}
     with waiting(2, "calibrations") as work:
         found = calibrate_noise_multiplier(**settings, sampling_probability=rates, steps=counts)
@@ -194,7 +194,7 @@ def advise_strategy(
     rows += [(POISSON, plain, found, 0), (ALLOCATION, plain, allocated, 0)]
     rows += [(CYCLIC, Banded(b, n), found, place) for place, b in enumerate(groups[1:-1], 1)]
     if not why_not(ORDER, relation):
-        scales, decays = optimise.buffered(BUFFERS, n, max(n // slots, 1))  # the number of complete passes
+        scales, decays = optimise.buffered(BUFFERS, n, max(n // slots, 1))  # last argument: number of complete passes
         rows.append((ORDER, BLT(BUFFERS, n, scales=scales, decays=decays), found, len(groups) - 1))
 
     def option(sampling: str, strategy: Strategy, of: Calibration, place: int) -> StrategyOption:

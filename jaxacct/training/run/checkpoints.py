@@ -43,9 +43,9 @@ class Checkpoint(NamedTuple):
     lineage: Lineage
     history: History
     # A digest of the plan, program and data of the steps after the checkpoint.  A run with the same digest repeats
-    # these steps exactly.  The session is b"" if no such step was taken, or if none can be repeated.
+    # these steps exactly.  The session is b"" if the run took no steps after the checkpoint, or cannot repeat them.
     session: bytes
-    stopped: str = ""  # why the run stopped, as in the state; "" while the run goes on
+    stopped: str = ""  # why the run stopped (see `State.stopped`); "" while the run goes on
     seen: bool = False  # whether outputs of the run were seen, as by a callback or `params_of`
     scores: tuple[int, ...] = ()  # the exact scores so far of the plan's early stop, which are secret
 
@@ -78,7 +78,7 @@ class Store:
         return self._manager.latest_step()
 
     def save(self, found: Checkpoint) -> None:
-        """Write a checkpoint, which is complete when this returns.
+        """Write a checkpoint.  It is complete when this method returns.
 
         If the checkpoint cannot be written, raise InputError.  The earlier checkpoints then stay.
         """
@@ -109,10 +109,10 @@ class Store:
         return dict(self._manager.restore(number, args=args.Composite(run=args.JsonRestore())).run)
 
     def look(self) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Return the notes and the arrays of the last checkpoint, for a caller who looks at them.
+        """Return the notes (the entries that are not arrays) and the arrays of the last checkpoint.
 
-        If the run has taken a step and may take more, also write into the checkpoint and into the run's ledger that
-        outputs of the run were seen.
+        The arrays show outputs of the run.  If the run has taken a step and may take more, also write into the
+        checkpoint and into the run's ledger that outputs were seen.
         """
         number = self.latest()
         if number is None:
@@ -136,8 +136,8 @@ class Store:
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
         """Return a checkpoint, with arrays of the tree structure, shapes and devices of ``like``.
 
-        Earlier versions stored arrays without names.  For these, `digest_of` computes the digest that shows whether
-        every array is in its place.
+        If an earlier version stored the arrays without names, `digest_of` computes the digest that shows whether every
+        array is in its place.
         """
         args, run = self._ocp.args, self.notes(number)
         own = _leaves(like)
@@ -260,7 +260,7 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
     trainable = jax.tree_util.tree_map_with_path(lambda at, _: _name(at) in names, part)
     trained, rest = split_model(like, trainable)
     found = _leaves(Carried(trained, None, None, None))
-    said = 2 if average else 3  # leave out the dtype of an average, which may be wider
+    said = 2 if average else 3  # of an average, compare only name and shape, since its dtype may be wider
     if [leaf[:said] for leaf in found] != [leaf[:said] for leaf in there]:
         raise InputError(f"like is not the model of the checkpoint: {_first_difference(there, found)}")
     return join_model(jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(trained), values), rest)
@@ -292,7 +292,7 @@ def _require_room(folder: Path, carried: list[Any]) -> None:
     size = sum(part.data.nbytes for leaf in leaves for part in leaf.addressable_shards if part.replica_id == 0)
     if hasattr(os, "posix_fallocate"):
         with tempfile.TemporaryFile(dir=folder) as file:
-            # beside the arrays' bytes, 16 KiB for each array and for each of 16 other files
+            # reserve the bytes of the arrays, and 16 KiB for each array and for each of 16 other files
             os.posix_fallocate(file.fileno(), 0, size + 2**14 * (16 + len(leaves)))
 
 
@@ -336,9 +336,9 @@ def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:
 
 
 def _on_host(leaf: Any) -> Any:
-    """Return an array that lies on one device as a NumPy array, which Orbax writes in two thirds of the time.
+    """Return an array that lies on one device as a NumPy array.  Return other arrays, and random keys, as they are.
 
-    Return random keys, and arrays on several devices, as they are.
+    Orbax writes a NumPy array in two thirds of the time that it needs for a JAX array.
     """
     numeric = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(leaf) if numeric and len(getattr(leaf, "devices", tuple)()) < 2 else leaf

@@ -1,7 +1,7 @@
 """Computes values from a run's parameters.
 
-Values on public data are for the user.  Values on private data are exact sums, which must not be released without
-noise.
+`Evaluations` computes values on public data, which the user may see.  `ValidationScore` computes exact sums on private
+data, which must not be released without noise.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ BLOCK_SIZE = 256
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """Return (upper, lower), two int32: the sum of a value over the records of `data` is (upper * 2^10 + lower) units.
+    """Return two int32, (upper, lower).  `value` sums to (upper * 2^10 + lower) * unit over the records of `data`.
 
-    The value of each record is clipped to [0, 1] and rounded to a whole number of units of size `unit`.  NaN counts
-    as 0.  The sum of these rounded values is exact.
+    First the value of each record is clipped to [0, 1] and rounded to a multiple of `unit`.  NaN counts as 0.  The sum
+    of these rounded values is exact.
     """
     of_one = jax.make_jaxpr(lambda example: value(params, example))
     refuse_closed_over("value", of_one(one_of(data)), data)
@@ -75,7 +75,7 @@ def require_countable(name: str, data: Any, remedy: str) -> None:
 
 
 class Evaluations:
-    """Callback that every few steps computes a value, keeps the value, and passes it to `tell`.
+    """Callback that computes a value every few steps, stores it in `values`, and passes it to `tell`.
 
     Computing a value counts as a look at outputs of the run.
     """
@@ -116,7 +116,7 @@ def _number(value: Any) -> float:
 
 
 class ValidationScore:
-    """Exact sum of a value in [0, 1] over the validation records.
+    """Callable that returns the exact sum of a score over the validation records.  Each score is clipped to [0, 1].
 
     The sum is secret: only `EarlyStop.ends` may get it.
     """
@@ -134,7 +134,7 @@ class ValidationScore:
         self._count = jax.jit(lambda trained, rows: units(of_one, trained, rows, 1.0 / UNITS))
 
     def __call__(self, trained: PyTree) -> int:
-        """Return the sum for the trained parameters `trained`, in units of 1/UNITS."""
+        """Return the sum of the scores that the parameters `trained` get, in units of 1/UNITS."""
         assert self._count is not None
         upper, lower = (int(part) for part in jax.device_get(self._count(trained, self._rows)))
         return upper * 2**LOWER_BITS + lower

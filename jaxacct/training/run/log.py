@@ -1,8 +1,8 @@
 """Logs a run's steps with the epsilon so far, and shows a progress line (README.md, "The log").
 
 A step's numbers are fetched from the device after the step is done.  About once a second, the numbers of all finished
-steps are fetched and handed over together.  The log waits for a step that still runs in three cases only: if more than
-`MOST_PENDING` logged steps still run, before the value of an evaluation is logged, and at the end of the log.
+steps are fetched and given to the log's function or file.  The log waits for a running step in three cases only: if
+more than `MOST_PENDING` logged steps still run, before the value of an evaluation is logged, and at the log's end.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ WAIT_SECONDS = 5.0
 class _Look:
     """One logged step.
 
-    Each field is filled in as soon as its value is known, so that an interrupt makes no work happen twice.
+    Each field is set as soon as its value is known.  After an interrupt, values that are set are not computed again.
     """
 
     step: int
@@ -77,7 +77,7 @@ class _Look:
 
 
 class RunLog:
-    """Log of one `fit`.  It holds, in order, every step whose number `every` divides, and the plan's last step.
+    """Log of one `fit`.  It holds each step whose number is a multiple of `every`, and the plan's last step.
 
     Call `begin` before any other method.
     """
@@ -108,7 +108,7 @@ class RunLog:
             self.tell(self._file.beginning(self._run, state.step) | {"steps": plan.steps, "log_every": self._every})
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
-        """Log the numbers of a step that was handed to the device, if the log takes this step."""
+        """Log the numbers of a step, which may still run on the device.  Skip a step that the log does not hold."""
         if self._put is None or self._epsilon is None or (step % self._every and step != self._last):
             return
         self._looks.append(_Look(step, observed, self._epsilon.point(step, stretches)))
@@ -133,10 +133,10 @@ class RunLog:
         self.tell({"event": "evaluation", "run": self._run, "step": step, "value": value})
 
     def returned(self, state: State) -> State:
-        """Note how the run ended, for the last line of the file, and return the state that `fit` returns."""
+        """Store how the run ended, for the last line of the log file.  Return `state`."""
         self.ending = {"step": state.step, "ended": state.stopped}
         if self._put is not None and self._file is not None and self._epsilon is not None:
-            with contextlib.suppress(Exception):  # the user gets the same error from `state.epsilon`
+            with contextlib.suppress(Exception):  # an error is dropped here, since `state.epsilon` raises it, too
                 found = state.epsilon
                 ends = {"lower": float(found.lower), "upper": float(found.upper), "delta": state.plan.target_delta}
                 self.ending["epsilon"] = ends | {"kind": found.kind, "covers": self._epsilon.covers}
@@ -155,7 +155,7 @@ class RunLog:
             self.tell({"event": "end", "run": self._run} | self.ending)
 
     def tell(self, record: dict[str, Any]) -> None:
-        """Hand a record to the receiver.  If the receiver raises, the run goes on, and the receiver gets no more."""
+        """Hand a record to the log's function or file.  If this call fails, the run goes on without a log."""
         try:
             if self._put is not None:
                 self._put(record)
@@ -175,7 +175,7 @@ class RunLog:
         """
         waiting = [look for look in self._unread() if look.when is None]
         for place, look in enumerate(waiting):
-            if not look.observed.members.is_ready():  # `members` stands for all results: one program made them
+            if not look.observed.members.is_ready():  # a step's numbers are ready together: one program makes them
                 if len(waiting) - place <= most:
                     break
                 jax.block_until_ready(look.observed)
@@ -188,7 +188,7 @@ class RunLog:
     def _fetch(self) -> None:
         """Fetch the numbers of all steps that are done, and make the steps' records.
 
-        The copies to the host all start before the first of them is waited for.
+        First start all copies to the host, so that the copies overlap.
         """
         done = [look for look in self._unread() if look.when is not None]
         for leaf in jax.tree_util.tree_leaves([look.observed for look in done]):
@@ -205,8 +205,8 @@ class RunLog:
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
         """Hand over the fetched records, oldest first.
 
-        A record waits up to `WAIT_SECONDS` after its step for the table of epsilon, and later records wait behind it.
-        If `everything` is True, this function itself waits, and then hands over all fetched records.
+        Keep a record back until the table of epsilon is ready, but at most until `WAIT_SECONDS` after its step.  Later
+        records wait behind it.  If `everything` is True, return only when all fetched records are handed over.
         """
         while self._looks and self._looks[0].record is not None:
             look = self._looks[0]
@@ -218,8 +218,8 @@ class RunLog:
                 elif left > 0.0:
                     break
             record = look.record | {"epsilon": epsilon.told(look.point)}
-            # A record leaves the queue before a function gets it, so that no interrupt makes the function get it twice.
-            # A file may get a record twice, since it skips the copy.
+            # An interrupt must not make a function get a record twice, so the record leaves the queue first.  A file
+            # may get a record twice, since `LogFile.write` skips the copy.
             if self._file is None:
                 self._looks.popleft()
             self.tell(record)
@@ -303,7 +303,7 @@ class LogFile:
     def write(self, record: dict[str, Any]) -> None:
         """Write one record as one line.
 
-        After an interrupt the last record comes once more.  It is skipped if a part of its line is in the file already.
+        After an interrupt the caller may write the last record again.  Skip it if a part of its line is in the file.
         """
         key, place = (record["event"], record.get("step")), self._file.tell()
         if key == self._last[0] and place != self._last[1]:
@@ -361,7 +361,7 @@ class ProgressLine:
         self.table: threading.Thread | None = None
 
     def update(self, step: int, device: Any) -> None:
-        """Show that `step` steps are done; ``device`` is a result of the last step."""
+        """Show that `step` steps are done, as soon as the last of them has computed the array ``device``."""
         if self._progress.due(step):
             jax.block_until_ready(device)
             self._progress.update(step, self._epsilon(step))
@@ -374,13 +374,13 @@ class ProgressLine:
         if self._plan.has_curve:
             return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
         if self.table is None and step < self._plan.steps:
-            # not a daemon thread: before it exits, the interpreter waits for this thread, so no compilation is cut off
+            # not a daemon thread: the interpreter waits for it at exit, so that the exit cuts off no compilation
             self.table = threading.Thread(target=self._compute, args=(step,), name="live epsilon")
             self.table.start()
         return ""
 
     def _compute(self, step: int) -> None:
-        with contextlib.suppress(Exception):  # the user gets the same error from `state.epsilon`
+        with contextlib.suppress(Exception):  # an error is dropped here, since `state.epsilon` raises it, too
             self._plan.live_epsilon(step)
 
     def close(self) -> None:
@@ -391,7 +391,7 @@ class ProgressLine:
 class _Table:
     """Table of upper bounds of epsilon by step, which a thread computes.
 
-    The bound at a step covers the spending `held`, and the steps of `plan` from `first` up to this step.
+    The bound at a step covers what the runs in `held` have spent, and the steps of `plan` from `first` to this step.
     """
 
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
@@ -403,7 +403,7 @@ class _Table:
     def at(self, step: int) -> TablePoint:
         """Return the point of the table after `step` steps.  The first call starts the thread that fills the table."""
         if self._thread is None:
-            # not a daemon thread: before it exits, the interpreter waits for this thread, so no compilation is cut off
+            # not a daemon thread: the interpreter waits for it at exit, so that the exit cuts off no compilation
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
             self._thread.start()
         return TablePoint(self, step)
@@ -428,7 +428,7 @@ class _Table:
         return uppers[bisect.bisect_left(steps, step)] if steps else None
 
     def _compute(self) -> None:
-        with contextlib.suppress(Exception):  # the user gets the same error from `state.epsilon`
+        with contextlib.suppress(Exception):  # an error is dropped here, since `state.epsilon` raises it, too
             plan = self._plan
             if self._held is not None:  # a table of only 16 steps, since each of its bounds needs its own accounting
                 (own, headers), *others = self._held
@@ -443,7 +443,7 @@ class _Table:
             self._put(curve)
             if plan.filter is not None or plan.sampling in BY_PASS or len(plan.whole) > MANY_KINDS:
                 return
-            # The entries of `curve` are `apart` steps apart.  Add entries early in the run, with gaps of about 10 %.
+            # `curve` has one entry per `apart` steps.  Early in the run, add entries at steps that grow by about 10 %.
             steps, step, apart = [], 1, plan.steps / 64
             while 0.1 * step < apart and apart > 1.0:
                 steps.append(step)

@@ -56,7 +56,7 @@ class Prepared(NamedTuple):
 
 
 class Program:
-    """Step function for one plan, state and data.  It is traced and digested at once, and compiled by `begin`."""
+    """Step function for one plan, state and data.  `__init__` traces and digests it, and `begin` compiles it."""
 
     overwrites = True  # whether a step overwrites the arrays of the `Carried` that it is given
 
@@ -88,11 +88,11 @@ class Program:
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
         form = key_derivation.digest(repr((type(self).__name__, self._where.describe())).encode())
-        # `form` says how the data lie on devices.  Equal data have equal digests only if `form` is the same.  So only
-        # then the digest of the data is compared with that of the steps before.
+        # `form` says how the data lie on devices.  Digests of data can be compared only if their forms are equal.  So
+        # if the steps before had another form, do not compare the data with the data of those steps.
         self._cut = form + data
         require_kept("data", before.pass_cut[:32] != form or before.pass_cut == self._cut)
-        if self.frozen is not None:  # so far the digest covers shapes and dtypes of the frozen arrays, not their values
+        if self.frozen is not None:  # the digest has only shapes and dtypes of the frozen arrays: add their values
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
         # The program gets the noise of `adaptive` and `private_loss` as arguments, so its digest does not cover these
         # two settings.  `session` covers them here.
@@ -145,7 +145,7 @@ class Program:
     def keeps_after(self, error: BaseException) -> bool:
         """Return whether to write a checkpoint after an error: False.
 
-        A run that resumes from the last checkpoint repeats the steps after this checkpoint exactly.
+        No new one is needed, since a run that resumes from the last checkpoint repeats the later steps exactly.
         """
         return False
 
@@ -158,9 +158,9 @@ class Program:
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether the checkpoint `found` has the session of this program, and agrees with `ledger`.
+        """Return whether this run repeats the steps after the checkpoint `found` exactly.
 
-        `ledger` is True if this run has a ledger.  Then the checkpoint must have one, too, and otherwise none.
+        The checkpoint must have this program's session.  It must have a ledger if `ledger` is True, and otherwise none.
         """
         if found is None or found.session != self.session:
             return False
@@ -201,7 +201,7 @@ class OtherExamples(InputError):
 class Batch(NamedTuple):
     """Loaded batch of a step, filled up to whole micro-batches.
 
-    Each place of the batch holds one member, which is a record or a user, or is empty.
+    A place of the batch holds one member (a record or a user), or is empty.
     """
 
     leaves: list[np.ndarray]  # one row for each place: a record, or the examples that a user contributes
@@ -241,7 +241,7 @@ class Streamed(Program):
         self._source = source
         self._users = None if users is None else grouped(users, plan.dataset_size, {(len(source),)})
         self._places = min(rule.cap or plan.dataset_size, plan.dataset_size)
-        self._micro = min(rule.micro_batch, self._places) * where.devices  # size on all devices together
+        self._micro = min(rule.micro_batch, self._places) * where.devices  # micro-batch size on all devices together
         zero, most = np.zeros(8, np.uint32), rule.examples_per_user
         shape = (self._micro,) if most is None else (self._micro, most)
         rows = jax.tree.map(lambda a: jax.ShapeDtypeStruct((*shape, *a.shape), a.dtype), source.layout.example)
