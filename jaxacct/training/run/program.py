@@ -296,7 +296,7 @@ class Streamed(Program):
             return self._release(carried, key.words, sums, settings)
 
     def close(self) -> None:
-        """Tell the threads to end, and wait until they have ended."""
+        """Tell the threads that load batches to end, and wait until they have ended."""
         if hasattr(self, "_ahead"):
             self._ahead.close()
 
@@ -308,14 +308,14 @@ class Streamed(Program):
     def goes_on_as(self) -> bytes:
         """Value for the field `session` of a checkpoint that is written after an error.
 
-        The value is b"" if no run can repeat the steps after the checkpoint exactly.
+        The value is b"" if a run that resumes from the checkpoint cannot repeat the later steps exactly.
         """
         return self.session if self._repeats else b""
 
     def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:
         """Draw and load the batches of steps `step` to `until - 1`, and yield these steps.
 
-        The key of a step's noise depends on the batch of the step.
+        The batch is loaded before the key of the step's noise is derived, since this key depends on the batch.
         """
         with ThreadPoolExecutor(self._source.workers, "jaxacct source") as pool:
             for number in range(step, until):

@@ -31,7 +31,7 @@ _NOTING = 0.05
 
 
 class RunLedger:
-    """Open ledger of a run.  Only the first process writes into the ledger.
+    """The open ledger of a run.  Only the first process writes into the ledger.
 
     own : whether `close` closes the ledger.
     mark : the state of the ledger after this run's last entry.
@@ -41,12 +41,12 @@ class RunLedger:
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark, most: int) -> None:
         self.ledger = ledger  # None except in the first process
         self._processes, self._own, self._most, self._mark = processes, own, most, mark
-        self._last = 0.0, 0.0, 1  # of the last `note`: when it ended, its duration in seconds, its number of steps
+        self._last = 0.0, 0.0, 1  # when the last `note` ended, how many seconds it took, how many steps it wrote
 
     def mark(self) -> Mark:
-        """Return a mark, which identifies a state of the ledger.
+        """Return the mark of the ledger's present state.
 
-        With one process it is the present state.  With several it is the state after this run's last entry.
+        If the run has several processes, return the mark of the ledger's state after this run's last entry instead.
         """
         if self._processes.count == 1 and self.ledger is not None:
             return self.ledger.mark()._replace(run=self._mark.run)
@@ -56,8 +56,8 @@ class RunLedger:
         """Write step `step` into the ledger if the budget allows it or the ledger already has it.
 
         Return how many steps were written, 0 if the budget does not allow `step`.  Every process returns only once the
-        entries are on the disk.  If one write for each step would take more than the share `_NOTING` of the run's time,
-        one write also enters the steps that follow.
+        entries are on the disk.  To spend at most the share `_NOTING` of the run's time on writing, this call may also
+        write some of the steps after `step`.
         """
 
         def noted() -> int:
@@ -73,16 +73,16 @@ class RunLedger:
         return self._decided(noted)
 
     def seen(self, plan: Plan, step: int, looked: bool) -> None:
-        """Write into the ledger that outputs are about to be seen, after `step` steps.
+        """Write into the ledger that somebody is about to see outputs of this run, after `step` steps.
 
-        looked : False if no callback has asked for outputs, as in `Ledger.seen`.
+        looked : whether a callback has asked for the outputs, as in `Ledger.seen`.
         """
         self._decided(lambda: self._write_seen(plan, step, looked))
 
     def _decided(self, write: Callable[[], int | None]) -> int:
         """Call `write` in the first process, and return its result in all processes (0 for None).
 
-        All processes also get the ledger's new mark.
+        Also set `_mark` in all processes to the ledger's mark after the call.
         """
         told = lambda: json.dumps([write(), self._mark.lines, self._mark.head]).encode()
         answer, lines, head = json.loads(self._processes.decide(told))
@@ -112,21 +112,21 @@ class RunLedger:
     def cut_off(self, plan: Plan, step: int) -> None:
         """Write into the ledger that an error ends the run after `step` steps.
 
-        The first process writes without the other processes, since these may not have the error.
+        The first process does not wait for the other processes, since the error may not have occurred in them.
         """
         if self.ledger is not None:
             self._write_seen(plan, step, looked=False)
 
     def _write_seen(self, plan: Plan, step: int, looked: bool) -> None:
         assert self.ledger is not None
-        if not self.ledger.is_open:  # an interrupt while an entry was written has closed it: open it again
+        if not self.ledger.is_open:  # an interrupt in the middle of an entry closes the ledger: open it again
             self.ledger, self._own = Ledger.open(self.ledger.path, self._mark.run), True
         with self._own_run(plan) as ledger:
             ledger.seen(step, looked)
 
     @contextlib.contextmanager
     def _own_run(self, plan: Plan) -> Iterator[Ledger]:
-        """Lock the ledger and make this run its current run, while the caller writes an entry; then renew the mark.
+        """Lock the ledger while the caller writes an entry of this run.  Afterwards set `_mark` to the new mark.
 
         If the plan in the ledger has another batch rule than `plan`, first write `plan` into the ledger.
         """
@@ -154,13 +154,13 @@ def open_run_ledger(
     by: str,
     note_ahead: int | None,
 ) -> RunLedger | None:
-    """Open the ledger in the first process, and make the state's run its current run.
+    """Open the ledger in the first process, and make the state's run the ledger's current run.
 
     Return None in every process if the first process was given no ledger.
     """
     # A step in the ledger counts as spent even if it is not taken.  So one write enters at most 1% of the plan's steps.
-    # Where a release is a whole pass, a step entered too early could raise the cost of the pass.  So one write enters
-    # only one such step.
+    # If a whole pass is one release, a step that is entered but not taken could raise the cost of the pass.  One write
+    # then enters only one step.
     share = 1 if plan.sampling in BY_PASS else max(plan.steps // 100, 1)
     most = share if note_ahead is None else min(share, note_ahead)
     opened: Ledger | None = None
@@ -177,11 +177,11 @@ def open_run_ledger(
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
-    """Write the steps of `keys`, from `step` on, into the ledger; return how many steps were written.
+    """Write steps from `step` on, one for each key in `keys`, into the ledger.  Return how many steps were written.
 
-    No step is written if the budget has no room for the first.  Only the first step is written in three cases: the
-    budget has no room for all, the ledger already has the first, or the first moves the end that the ledger holds for
-    a run whose outputs were seen (`Ledger.another_way`).
+    No step is written if the budget has no room for the first step.  Only the first step is written in three cases: the
+    budget has no room for all steps, the ledger already has the first step, or the first step changes the promised end.
+    After outputs were seen, all steps before the promised end count as spent (`Ledger.another_way`).
     """
     require_same_rows(ledger, step, keys[0])
     entries = [
@@ -205,8 +205,8 @@ def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partit
 def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[Any], bytes]) -> Checkpoint | None:
     """Return the last checkpoint of a folder, or None if the folder has none.
 
-    Raise InputError if the state is of another run or step than the checkpoint, unless it is at step 0 and has spent
-    nothing.
+    Raise InputError if the state is of another run or step than the checkpoint.  But accept any state at step 0 that
+    has spent nothing.
     """
     number = store.latest()
     if number is None:
@@ -250,7 +250,7 @@ def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | N
 
 
 def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
-    """Raise InputError if another plan has another neighbouring relation than this plan, or another unit.
+    """Raise InputError if one of `others` differs from `plan` in its neighbouring relation or in its unit.
 
     The unit is what neighbouring data sets differ in: a record or a user.
     """

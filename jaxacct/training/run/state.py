@@ -28,10 +28,10 @@ class State:
     """State of a run between two steps.
 
     `epsilon` is the privacy claim, as Bounds at the plan's delta.  With a ledger it covers all spending in the ledger.
-    Without a ledger it covers all steps that led to this state, under whichever plan.  The remaining steps of the plan
-    count as well in two cases: an early stop or a callback ended the run, or a callback looked at outputs and the run
-    did not end by itself.  Within a callback only the steps taken count.  If the plan has repetitions,
-    `epsilon` covers only this one of the K runs.
+    Without a ledger it covers all steps that led to this state, also those under earlier plans.  The plan's remaining
+    steps count as well if an early stop or a callback ended the run.  They also count if a callback looked at outputs
+    and the run did not end by itself.  While a callback is being called, only the steps already taken count.  If the
+    plan has repetitions, `epsilon` covers only this one of the K runs.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class State:
 
     def __repr__(self) -> str:
         """Return one line: the step, why the run stopped, epsilon and the number of parameters, but no parameter."""
-        params = object.__getattribute__(self, "params")  # a count shows no output: record no look
+        params = object.__getattribute__(self, "params")  # record no look: the number of parameters is no output
         count = sum(np.size(leaf) for leaf in jax.tree_util.tree_leaves(params) if hasattr(leaf, "dtype"))
         try:
             epsilon = f"epsilon <= {self.epsilon.upper:.7g} at delta {self.plan.target_delta:g}"
@@ -170,11 +170,11 @@ class _Shown(State):
         if name == "seen":
             return looks.seen
         if name == "epsilon":
-            now = looks.now is self  # while a callback is called with this view, the run goes on
+            now = looks.now is self  # True while callbacks are called with this view: then only the steps taken count
             return claimed(self.history, self.plan, self.step, ended=not now and not looks.seen, goes_on=now)
         if name not in ("step", "plan", "stopped", "history", "__class__"):  # all other attributes depend on outputs
             looks.look()
-        if name == "evaluations":  # the list may have values of later steps
+        if name == "evaluations":  # leave out values of later steps, which the list may have by now
             return tuple(one for one in super().__getattribute__(name) if one.step <= self.step)
         return super().__getattribute__(name)
 
@@ -197,17 +197,17 @@ class Stretch(NamedTuple):
 
 
 class History(NamedTuple):
-    """Spending up to a state.
+    """What a run has spent up to a state.
 
-    Without a ledger these are the stretches that led to the state.  With a ledger it is a mark of the ledger, which
-    holds all spending.
+    Without a ledger, `stretches` has the steps that led to the state.  With a ledger, the ledger holds all spending,
+    and the field `ledger` is a mark of the ledger's state.
     """
 
     stretches: tuple[Stretch, ...] = ()
     ledger: Mark | None = None
 
     def whole(self) -> History:
-        """Return the history with its last stretch extended to the end of the plan of this stretch."""
+        """Return the history with its last stretch extended to the last step of this stretch's plan."""
         if not self.stretches:
             return self
         last = self.stretches[-1]
@@ -221,8 +221,8 @@ NOTHING = History()
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
     """Return the stretches with steps `step` to `end - 1` of `plan` added.
 
-    The last stretch is extended if it ends before `step`, its plan is equal, and the pass under way, if there is one,
-    has the same fingerprint `partition`.  Otherwise the steps are a new stretch.
+    The last stretch is extended if it has the same plan and its last step is `step - 1`, unless `step` continues a pass
+    whose fingerprint is not `partition`.  Otherwise the steps are a new stretch.
     """
     if stretches:
         last = stretches[-1]
@@ -235,16 +235,16 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
     """Count the releases of some stretches.  A pass that lies in two stretches counts once in each of them.
 
-    Where steps share noise, the first step of a stretch also counts as a release of all records (`Turn.alone`).  There
-    are two exceptions: the sharing begins with the first step of the stretch, or this step goes on from the step before
-    (`Turn.follows`).
+    If steps share noise, one more release, of all records (`Turn.alone`), counts for the first step of a stretch.  It
+    does not count in two cases: this step is the run's first step that shares noise, or `Turn.follows` holds for this
+    step and the last step before it that shares noise.
     """
     counts: Counter[Release] = Counter()
     last: Turn | None = None
     known = 0
     for plan, first, end, _ in stretches:
         counts.update(plan.releases_between(first, end))
-        begins = last is None and first == known  # no earlier step shares noise, and no earlier step is missing
+        begins = last is None and first == known  # first stretch that shares noise, and no step before it is missing
         if plan.shared and first < end:
             if not begins and not plan.turn(first).follows(last):
                 counts[plan.turn(first).alone()] += 1
@@ -256,7 +256,7 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 def spent_by(stretches: Sequence[Stretch]) -> Spent:
     """Return the spending of several stretches: their releases, and the mechanism of each early-stop rule.
 
-    The mechanism of a rule covers all answers of the rule, so it counts once.
+    The mechanism of a rule covers all answers of the rule, so it counts once even if several stretches have the rule.
     """
     rules = {one.plan.early_stop for one in stretches if one.first < one.end}
     return Spent(released(stretches), Counter(rule.mechanism for rule in rules if rule is not None))
@@ -265,9 +265,9 @@ def spent_by(stretches: Sequence[Stretch]) -> Spent:
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
     """Return bounds of the epsilon of all releases in a history.
 
-    If outputs may have ended the run, that is if neither `ended` nor `goes_on` is True, the plan counts to its end.
+    If neither `ended` nor `goes_on` is True, outputs may have ended the run.  Then the plan's remaining steps count.
 
-    ended : True if the run ended by itself, or has shown no outputs.  With a ledger, the ledger's entries tell this.
+    ended : True if the run ended by itself, or has shown no outputs.  It is ignored if a ledger holds the spending.
     goes_on : True if the run continues, whatever outputs it has shown.
     """
     if history.ledger is not None:

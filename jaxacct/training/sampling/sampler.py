@@ -1,8 +1,8 @@
 """Chooses the records that take part in a step, and the examples that take part if the records are users.
 
-Each batch rule has a function.  Every drawn record takes part, unless the rule caps the size of a batch.  One compiled
-program loops over the micro-batches of a selection, as many times as the draw needs.  The functions `host_...` are for
-data that the host loads: they draw the same records in NumPy, from the same random words.
+Each batch rule has its own function.  Every drawn record takes part, unless the rule caps the size of a batch.  One
+compiled program loops over the micro-batches of a selection, as many times as the draw needs.  The functions `host_...`
+are for data that the host loads: they draw the same records in NumPy, from the same random words.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def cyclic_poisson(
 def slots(key: Any, size: int, number: Any) -> Any:
     """Draw a slot for each of ``size`` records: independent uint32, exactly uniform on 0 to number - 1.
 
-    Random words above `last` are drawn again, so that ``number`` divides the count of the words that are kept.
+    A random word above `last` is drawn again.  As ``number`` divides last + 1, each kept word mod number is uniform.
     """
     number = jnp.asarray(number, jnp.uint32)
     last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number  # in uint32, 0 - number is 2^32 - number
@@ -292,7 +292,7 @@ def _first_of(taken: Any, most: int | None = None) -> Selection:
     """
     size = taken.shape[0]
     places = size if most is None else most
-    rank = jax.lax.cumsum(taken.astype(jnp.int32))  # of a taken record: its number among the taken records, from 1
+    rank = jax.lax.cumsum(taken.astype(jnp.int32))  # for a taken record, its number among the taken records, from 1
     where = jnp.where(taken, rank - 1, places)  # mode="drop" drops a record whose place is `places` or more
     indices = jnp.zeros(places, jnp.int32).at[where].set(jnp.arange(size, dtype=jnp.int32), mode="drop")
     return Selection(indices, jnp.minimum(rank[-1], places))
@@ -399,10 +399,10 @@ def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None
     """Return ((examples, weights), present) for some users, with at most `most` examples for each user.
 
     The shapes of examples are (users, most, ...), the shape of weights is (users, most), and `present` says for each
-    user whether the user has examples.  If a user has n > most examples, a random subset of them is taken.  Each draw
-    for the subset is uniform up to a relative error of n 2^-32; no privacy guarantee depends on this error.
+    user whether the user has examples.  If a user has n > most examples, `most` of them are drawn at random.  Each of
+    these draws is uniform up to a relative error of n 2^-32.  No privacy guarantee depends on this error.
 
-    before : if `data` holds only a part of all users, the number of users before this part.
+    before : the number of users that come before the users in `data`; None if `data` has all users.
     """
     count, first = data.count[users], data.first[users]
     kept = jnp.minimum(count, most)

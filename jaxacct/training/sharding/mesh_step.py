@@ -41,9 +41,9 @@ MODES = ("data", "fsdp")  # named layouts of the parameters; any other layout is
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
-    """Return `private_step` for a mesh, each of whose devices has consecutive records (or users).
+    """Return `private_step` for a mesh.  Each device has consecutive records (or users).
 
-    Device d has the records d r to d r + r - 1, where r = ceil(size / devices) and `size` is the number of records.
+    Let r = ceil(size / devices), where `size` is the number of records.  Device d has the records d r to d r + r - 1.
     """
 
     def step(
@@ -79,7 +79,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
 def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
     """Return the selected records that a device has: those with the numbers `first` to `first + rows - 1`.
 
-    In the result `first` is subtracted from their numbers.
+    The result numbers these records from 0: the record `first` has the number 0.
     """
     places = drawn.indices.shape[0]
     at = drawn.indices - first
@@ -91,7 +91,7 @@ def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
 def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
     """Add up the sums of all devices.  Call this once a step, in a `shard_map`.
 
-    Of the sum of the gradients each device keeps the part that `cuts`, a pytree of PartitionSpecs, gives it.  The other
+    Each device keeps only its part of the sum of the gradients.  The PartitionSpecs `cuts` say which part.  The other
     sums are whole on every device.
     """
     total = zipped(lambda part, spec: _summed(part, spec, mesh), mine.clipped.total, cuts)
@@ -102,7 +102,7 @@ def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
 
 def specs_of_sums(cuts: Any) -> Any:
     """Return the PartitionSpecs of the result of `added_up`."""
-    on_all: Any = P()  # stands for the whole pytree `Seen`: every device has all of it
+    on_all: Any = P()  # the spec of every array in the field `seen`: each device has the whole array
     return Sums(Clipped(cuts, P(), P()), P(), on_all)
 
 
@@ -188,11 +188,11 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 class _Run(NamedTuple):
-    """Entries of an array with consecutive numbers, which contain the part of the array that a device has.
+    """Consecutive entries of an array, counted row by row, that contain the part of the array that a device has.
 
-    first : uint32, the number of the first of these entries; it may differ between devices.
-    shape : the shape of an array that consists of these entries, row by row.
-    begins : for each axis of an array of this shape, the index at which the device's part begins.
+    first : uint32, the number of the first of these entries in the array; it may differ between devices.
+    shape : the shape that these entries have as an array of their own.
+    begins : for each axis of that own array, the index at which the device's part begins.
     """
 
     first: Any
@@ -201,11 +201,11 @@ class _Run(NamedTuple):
 
     @property
     def units(self) -> int:
-        """Number of units of noise that are enough for these entries, wherever in a unit the first entry lies."""
+        """Largest number of units of noise that these entries can touch, wherever in its unit the first entry lies."""
         return (math.prod(self.shape) + UNIT - 2) // UNIT + 1
 
     def cut(self, draws: Any, part: tuple[int, ...]) -> Any:
-        """Return the draws for the device's part, of shape `part`, from the draws (32, units) of all units."""
+        """Given the draws of all units, shape (32, units), return the draws for the device's part, of shape `part`."""
         own = jax.lax.dynamic_slice_in_dim(draws.T.reshape(-1), self.first % UNIT, math.prod(self.shape))
         return jax.lax.dynamic_slice(own.reshape(self.shape), self.begins, part)
 
@@ -256,7 +256,7 @@ def _axes_in(spec: P) -> list[str]:
     found: list[str] | None
     try:
         found = [name for names in spec for name in axes_of(names)]
-    except (TypeError, ValueError):  # raised for P.UNCONSTRAINED, and for a spec of unreduced sums
+    except (TypeError, ValueError):  # raised for P.UNCONSTRAINED, and for a spec with unreduced or reduced axes
         found = None
     if found is None or len(set(found)) < len(found):
         raise InputError(f"shard has {spec}, must name an axis once at most, and nothing else; use names and None")
@@ -298,8 +298,8 @@ def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
     """Return the PartitionSpecs of a `Carried`.
 
-    An array of the optimizer's state gets the spec of the parameter of the same shape whose path is the end of the
-    array's path.  If there is no such parameter, every device has the whole array.
+    An array of the optimizer's state, with a path such as mu/w, gets the spec of the parameter that has the same shape
+    and the path w.  If no parameter matches the array, every device has the whole array.
     """
     params = jax.tree_util.tree_flatten_with_path(carried.params)[0]
     specs = param_specs(mesh, shard, carried.params)
@@ -330,7 +330,7 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
     specs = jax.tree_util.tree_leaves(param_specs(mesh, shard, numbers), is_leaf=is_spec)
     left, own = list(rest.frozen), []
     for leaf, spec in zip(jax.tree_util.tree_leaves(model), specs, strict=True):
-        if left and leaf is left[0]:  # `rest.frozen` has the order of the model's leaves
+        if left and leaf is left[0]:  # the frozen leaves have the model's order: compare only with the next one
             left.pop(0)
             own.append(spec)
     return Untrained(tuple(own), rest.form)
@@ -355,7 +355,7 @@ LoadedStep = tuple[Callable[..., Any], Callable[..., Any], Callable[..., tuple[C
 
 
 def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
-    """Return the three functions of a step on one device, for batches that the host loads.
+    """Return the three functions of a `LoadedStep` for one device.  The host loads the batches.
 
     rows : a micro-batch, or only its shapes and dtypes.
     """
@@ -375,10 +375,10 @@ def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
 
 
 def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> LoadedStep:
-    """Return the three functions of a step on a mesh, for batches that the host loads.
+    """Return the three functions of a `LoadedStep` for a mesh.  The host loads the batches.
 
-    Each device has an equal part of every micro-batch.  Before the third function adds them up, the sums of the devices
-    are kept apart: every array of `Sums` has one more axis in front, which runs over the devices.
+    Each device has an equal part of every micro-batch, and its own `Sums`.  So in the first two functions every array
+    of `Sums` has a first axis that runs over the devices.  The third function adds up along this axis.
 
     rows : a micro-batch, or only its shapes and dtypes.
     """

@@ -42,7 +42,7 @@ _FRAME = 256
 class Processes:
     """The processes that take the steps of a run together: their count, and the number of this process among them.
 
-    `tell` and `gather` are also barriers: they return in no process before the first process has given its bytes.
+    In every process `tell` and `gather` wait until the first process has given its bytes.
     """
 
     def __init__(self, count: int, number: int) -> None:
@@ -81,7 +81,7 @@ class Processes:
         lengths = [int.from_bytes(frame[:8], "little") for frame in frames]
         if max(lengths) > _FRAME - 8:
             room = max(lengths) - (_FRAME - 8)
-            rest = together(head[_FRAME:], -(-room // _FRAME) * _FRAME)  # each size compiles anew: round it up
+            rest = together(head[_FRAME:], -(-room // _FRAME) * _FRAME)  # JAX compiles once per size: use few sizes
             frames = [frame + bytes(row) for frame, row in zip(frames, rest, strict=True)]
         return [frame[8 : 8 + length] for frame, length in zip(frames, lengths, strict=True)]
 
@@ -176,7 +176,7 @@ class Placement:
         opt_state = state.opt_state
         if self._rule.buffers:
             past = self._rule.no_past(trained)
-            # A pickled state has no such arrays.  `fit` then goes on from a checkpoint, which has them.
+            # A state from a pickle lacks the buffers of noise.  `fit` then goes on from a checkpoint, which has them.
             if state.past is not None and state.past.arrays is not None:
                 forms = [[*map(jnp.shape, jax.tree.leaves(each))] for each in (state.past.arrays, past)]
                 norms = map(key_derivation.digest_tree, (state.past.clip_norm, state.clip_norm))
@@ -319,10 +319,10 @@ def _on_device(tree: Any) -> Any:
 
 
 def copied(carried: Carried) -> Carried:
-    """Copy all arrays.
+    """Return a copy of all arrays.
 
-    For an array in one process use `device_put`, which compiles nothing.  For an array that is spread over several
-    processes use `jnp.copy`.
+    `device_put` copies an array of one process, and compiles nothing.  `jnp.copy` copies an array that is spread over
+    several processes.
     """
     copy = lambda leaf: jnp.copy(leaf) if _spread(leaf) else jax.device_put(leaf, may_alias=False)
     there: Carried = jax.tree.map(copy, carried)
@@ -397,7 +397,7 @@ def _on_host(leaf: Any) -> tuple[Any, Any]:
 def _filled(read: Callable[[int], np.ndarray], part: tuple[int, ...], dtype: Any, where: NamedSharding) -> Any:
     """Return an array on a mesh, with a part of shape `part` on each device.
 
-    The part holds the rows that `read` returns for the number of the part's first row, and zeros after them.
+    Given the number of a part's first row, `read` returns the rows of the part.  Zeros fill the rest of the part.
     """
 
     def one(index: Any) -> np.ndarray:
