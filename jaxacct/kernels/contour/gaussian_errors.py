@@ -116,8 +116,8 @@ class Rounding(NamedTuple):
 
     weight: Array  # error of the logarithm of a weight
     loss: Array  # absolute error of the loss
-    y: Array  # () largest absolute error of y = u/sigma - 1/(2 sigma^2) over all nodes, as a number, not in 2^-53
-    doubt: Array  # () the larger of `y` and the largest error of a weight's logarithm, as a number, not in 2^-53
+    y: Array  # () largest absolute error of y = u/sigma - 1/(2 sigma^2) over all nodes, not divided by 2^-53
+    doubt: Array  # () the larger of the field `y` and the largest error of a weight's logarithm, not divided by 2^-53
 
 
 def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
@@ -140,7 +140,7 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
     """Return bounds of the rounding errors of r/t, r and log M(c), with r = `M(c+it)/M(c) - 1` and 0 < t <= t_max.
 
     A term of r is a weight times `e^{it loss} - 1`, and both factors have rounding errors. The second factor is at most
-    `min(2, t |loss|)`, so small losses and a small t leave small errors.
+    `min(2, t |loss|)`, so an error of the weight changes the term little where t |loss| is small.
     """
     xp = namespace(t.u, t_max)
     units = per_term(sigma, q, t)
@@ -161,10 +161,10 @@ def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: flo
 def gaussian_errors(
     sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array, depth: float
 ) -> tuple[Array, Array, Array, Array]:
-    """Return (a, b, m, e), error bounds for |t| <= t_max: a + min(b |t|, m) for M(c+it)/M(c), and e for log M(c)."""
+    """Return (a, b, m, e). If |t| <= t_max, M(c+it)/M(c) is off by at most a + min(b |t|, m), and log M(c) by e."""
     xp = namespace(t.u, t_max)
     quadrature = ROUNDED_UP * (_range_error(sigma, q, sign, t) + _step_error(sigma, q, sign, t, t_max))
-    # `quadrature` bounds the error of either integral, M(c+it) or M(c). The next line bounds the quotient's error.
+    # The errors of M(c+it) and M(c) are at most `quadrature` times M(c). The next line bounds the quotient's error.
     quadrature = xp.where(quadrature < 0.5, 2.0 * quadrature / (1.0 - xp.minimum(quadrature, 0.5)), xp.inf)
     rate, ceiling, weight = _rounding_errors(sigma, q, t, t_max, depth)
     return quadrature, rate, ceiling, quadrature + weight
@@ -173,10 +173,10 @@ def gaussian_errors(
 def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: Array, step: Array) -> Array:
     """Bound how far log M(c) lies above the logarithm of its trapezoid sum.
 
-    The line of integration is moved to u = x + i alpha; v is alpha/sigma.  For every real x,
-    `mix(x) cos(v/2) <= |mix(x + i alpha)| <= mix(x)`.  For every x below the grid's right end `end`,
-    `|mix(x + i alpha)|^2 >= mix(x)^2 (1 - s sin^2(v/2))`.  There s = 4 o/(1+o)^2, or 1 if o > 1, where o is the odds
-    `q e^y/(1-q)` at `end`.
+    The line of integration is moved to u = x + i alpha.  Let mix(u) be the likelihood ratio, and v = alpha/sigma.  For
+    every real x, `mix(x) cos(v/2) <= |mix(x + i alpha)| <= mix(x)`.  For every x below the grid's right end `end`,
+    `|mix(x + i alpha)|^2 >= mix(x)^2 (1 - s sin^2(v/2))`.  The number s depends on the odds o = `q e^y/(1-q)` at `end`.
+    If o <= 1, s is 4 o/(1+o)^2, else s is 1.
     """
     xp = namespace(end, c)
     log_odds = xp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
@@ -184,9 +184,9 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     share = xp.where(log_odds < 0.0, xp.minimum((1.0 + off) / xp.cosh(0.5 * log_odds) ** 2, 1.0), 1.0)
     s = stack(xp, [xp.ones_like(share), xp.ones_like(share), share])
     sigma, step, c, removing = sigma[..., None], step[..., None], c[..., None], (sign > 0)[..., None]
-    # `best` minimizes alpha^2/2 + c s v^2/8 - 2 pi alpha/step. Its term c s v^2/8 is about the growth of log |mix|^-c.
+    # For add, log `relative` is about alpha^2/2 + c s v^2/8 - 2 pi alpha/step. `best` is the alpha that minimizes this.
     best = 8.0 * xp.pi * sigma**2 / (step * (c * s + 4.0 * sigma**2))
-    # Three lines are tried. The first two have |alpha| < pi sigma. The third, with the smaller s, has |v| <= pi/2.
+    # Three lines are tried. On the first two s is 1 and |v| < pi. On the third s is `share` and |v| <= pi/2.
     tallest = xp.minimum(xp.asarray([4.0, 8.0, 8.0]), xp.asarray([0.6, 0.95, 0.5]) * xp.pi * sigma)
     alpha = xp.minimum(tallest, xp.where(xp.asarray([True, False, True]), best, xp.inf))
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)
@@ -203,8 +203,8 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = xp.maximum(xp.abs(t.u[..., 0]), xp.abs(t.u[..., -1]))
     # log M(c) is the logarithm of a sum of exponentials. Errors of the exponents change log M(c) by at most the largest
-    # error (`worst`), and if all errors are small, by about the mean error (`mean`). From the largest |loss|, u^2 and
-    # posterior, `units` computes `worst`, in roundoffs. From the means of |loss|, u^2 and posterior it computes `mean`.
+    # error (`worst`), and if all errors are small, by about the mean error (`mean`). `units` returns `worst` if called
+    # with the largest |loss|, u^2 and posterior, and `mean` if called with their means. Both are in roundoffs.
     z, through_y = xp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * xp.log(q)
 
     def units(loss: Array, square: Array, posterior: Array) -> Array:
@@ -225,7 +225,7 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
 
 
 def finite_units(loss: Array, mass: Array, weight: Array) -> Array:
-    """Bound the relative rounding error of a sum of weights `mass e^{c loss}`, in roundoffs. c is taken as exact."""
+    """Bound the relative rounding error of a sum of `mass e^{c loss}`, in roundoffs, as if c loss were exact."""
     xp = namespace(loss, weight)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     # A mass that was computed as exp(x) has a relative error of a few roundoffs times |x|. `size` is the mean of |x|.
@@ -291,7 +291,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     # without a second mode, `other` is the peak, `floor` is the height of the peak, and the slabs of `other` are empty
     floor = xp.minimum(pick(xp, valley, other), tops[..., 1])
     floors = stack(xp, [xp.full_like(floor, -xp.inf), floor])
-    # the lowest level is 5.5^2/2, about 15, nats below the mode: 5.5 standard deviations if f were normal
+    # The lowest level is 5.5^2/2 nats below the top. A normal density falls so far at 5.5 standard deviations.
     levels = xp.maximum(tops[..., None] - xp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floors[..., None])
     heights = xp.exp(levels - sag[..., None, None])
     shape = (*floor.shape, 2 * (LEVELS - 1))
@@ -301,12 +301,15 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     inside = log_f > xp.min(tops, axis=-1)[..., None] - 16.0
     doubt = xp.max(xp.where(inside, units.weight + 16.0 * (1.0 + xp.abs(log_f)), 0.0), axis=-1)
     doubt = ROUNDOFF * doubt + 3.0 * units.y
-    # ROUNDED_DOWN covers relative errors of the heights below 2.5e-4; where they may be larger, no slab is used
+    # ROUNDED_DOWN covers a relative error of up to 2.5e-4 of each height. Where the error may be larger, slabs are 0.
     return xp.where((doubt < 2.5e-4)[..., None], slabs, 0.0), lengths
 
 
 def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, levels: Array) -> Array:
-    """Return lower bounds of the lengths, in losses, of M level sets: log f >= `levels[i]` about node `modes[i]`."""
+    """Return lower bounds of the lengths, in losses, of M intervals.
+
+    Interval i lies about the node `modes[i]`, and log f >= `levels[i]` on it.
+    """
     xp, size = namespace(log_f), log_f.shape[-1]
     index = xp.arange(size)
     outside = log_f[..., None, :] < levels[..., None]
@@ -333,7 +336,7 @@ def gaussian_decay(slabs: Array, lengths: Array, frequency: Array) -> Array:
     """Return a lower bound of `1 - |M(c + it)|/M(c)` that holds for every t >= frequency."""
     xp = namespace(lengths, frequency)
     lost = xp.sum(slabs * lengths * (1.0 - sinc_envelope(0.5 * frequency[..., None] * lengths)), axis=-1)
-    # `1 - sinc_envelope` is off by at most 16 roundoffs, and `lost` by as many: the slabs' masses sum to at most 1
+    # `1 - sinc_envelope` is off by at most 16 roundoffs. So is `lost`, since the slabs' masses sum to at most 1.
     return xp.maximum(ROUNDED_DOWN * lost - 20.0 * ROUNDOFF, 0.0)
 
 

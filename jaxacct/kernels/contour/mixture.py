@@ -6,7 +6,7 @@ Step i, composed n_i times, draws a branch b with the probability share_b. On on
 output u of the branch has the law sum_j w_j N(s_j, 1), s_j >= 0. On the other data set it has the law N(0, 1). The
 likelihood ratio of the two laws is mix(u) = sum_j w_j e^{s_j u - s_j^2/2}. The moment generating function of the
 branch's loss is M_b(z) = int phi(u) mix(u)^a du, where phi is the density of N(0, 1), and a is z + 1 for the direction
-remove and -z for add. These kernels run on NumPy only.
+remove and -z for the direction add. These kernels run on NumPy only.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
 
 
 def epsilon_bracket(nodes: Nodes, start: float, log_low: float, log_high: float) -> tuple[float, float, float]:
-    """Return (lower, estimate, upper): `upper` bounds epsilon at delta = e^log_low, `lower` at delta = e^log_high."""
+    """Return (lower, estimate, upper) of epsilon, for any delta from e^log_low to e^log_high."""
     lower, upper = -np.inf, np.inf
     with np.errstate(all="ignore"):
         found = core.newton(nodes, np.asarray(start), np.asarray(log_low), 16)
-        for margin in (1.02, 1.5, 4.0):  # bounds lie `margin` times as far from `found` as errors require
+        for margin in (1.02, 1.5, 4.0):  # tries the bounds `found` -+ `margin` times the error of `found`
             low, _, high, _ = core.epsilon_of(nodes, found, np.asarray(log_low), np.asarray(log_high), margin)
             lower, upper = max(lower, float(low)), min(upper, float(high))
             if lower > -np.inf and upper < np.inf:
@@ -79,13 +79,13 @@ def nodes_for_delta(parts: list[Part], log_delta: float) -> tuple[Nodes, float]:
 
 
 def chernoff(parts: list[Part], highest: float) -> tuple[Array, Array]:
-    """Return abscissae c and upper bounds of log B: B = kappa(c) E_P e^{c loss}, so that delta(eps) <= B e^{-c eps}."""
+    """Return abscissae c and upper bounds b of log(kappa(c) E_P e^{c loss}). So delta(eps) is at most e^{b - c eps}."""
     at = highest * np.geomspace(1e-4, 1.0, 13)
     return at, np.array([_log_chernoff(parts, float(c)) for c in at]) + 1e-12
 
 
 def _log_chernoff(parts: list[Part], c: float) -> float:
-    """Return log(kappa(c) E_P e^{c loss}) + error bound (callers round the sum up), or inf if a grid is too long."""
+    """Return log(kappa(c) E_P e^{c loss}) plus its error bound, or inf if a grid is too long. Callers round up."""
     try:
         value, error = _exponent(parts, _quadratures(parts, c, 0.0, LOG_TOLERANCE))
     except TooMany:
@@ -241,7 +241,7 @@ def largest_modulus_gap(branch: Quadrature, t: Array) -> Array:
 def _on_lines(branch: Quadrature, t: Array) -> Array:
     """Return upper bounds, (T,), of |M(c + it')|/M(c) for all t' >= t, by integrals on lines u + iv.
 
-    On a line with v > 0 the modulus of mix^{it} is e^{-t arg mix}, which falls with t.
+    On a line with v > 0 the modulus of mix^{it} is e^{-t arg mix}, which falls with t. So a bound at t holds beyond t.
     """
     law = branch.law
     spread = float(law.shift[-1] - law.shift[0])
@@ -281,7 +281,7 @@ def _by_level_sets(branch: Quadrature, t: Array) -> Array:
 
 
 def _cells(branch: Quadrature) -> tuple[Array, Array]:
-    """Return lower bounds, for each cell between two nodes, of the width of its loss interval and the loss density."""
+    """Return, for each cell between two nodes, lower bounds of the cell's length in loss and of the loss's density."""
     spread = float(branch.law.shift[-1] - branch.law.shift[0])
     bend = -1.0 + max(branch.power, 0.0) * 0.25 * spread**2  # largest second derivative of log p
     low = np.minimum(branch.p[:-1], branch.p[1:]) / branch.step * np.exp(-max(bend, 0.0) * branch.step**2 / 8.0)
@@ -308,7 +308,7 @@ class TooMany(ArithmeticError):
 
 
 class BranchLaw(NamedTuple):
-    """The two laws of a branch, in one direction: a mixture of A normals N(shift, 1), and N(0, 1)."""
+    """The two laws of a branch's output, a mixture of A normals N(shift, 1) and the normal N(0, 1), and a direction."""
 
     shift: Array  # (A,) in standard deviations, ascending
     weight: Array  # (A,) positive; each is off by at most 4 roundoffs from the true weight, and true weights sum to 1
@@ -333,7 +333,7 @@ class Quadrature(NamedTuple):
 
 
 def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadrature:
-    """Evaluate M(c) and bounds of its errors, near e^log_goal M(c), on a grid fine enough for M(z) with |Im z| <= t."""
+    """Return the tilted law on a grid for which the error of M(c + it'), |t'| <= t, is about e^log_goal M(c)."""
     shift, weight = law.shift, law.weight
     power = c + 1.0 if law.sign > 0 else -c
     least, most = float(shift[0]), float(shift[-1])
@@ -344,7 +344,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
     if law.sign > 0:
         left, right = -reach, power * most + reach
     else:
-        # the mode is u = -c E[shift | u] <= 0; E[shift | u] grows with u, so the mode is at least -c E[shift | 0]
+        # The tilted law's mode solves u = -c E[shift | u] <= 0. E[shift | u] grows with u, so u >= -c E[shift | 0].
         at_zero = weight * np.exp(-0.5 * (shift**2 - least**2))
         left, right = -(c * float(at_zero @ shift / at_zero.sum()) + reach), reach
     top = 0.5 * np.pi / spread if spread > 0.0 else np.inf
@@ -368,7 +368,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
 
 
 def _log_mix(law: BranchLaw, u: Array) -> tuple[Array, Array, Array, Array]:
-    """Return, at each u, log mix, a bound of its error, and the posterior mean and masses, (X, A), of the shift."""
+    """Return log mix at each u, a bound of its error, and the shift's posterior mean and posterior masses, (X, A)."""
     shift, weight = law.shift, law.weight
     y = u[:, None] * shift - 0.5 * shift**2
     top = np.max(y + np.log(weight), axis=1)
@@ -438,7 +438,7 @@ def _log_tails(law: BranchLaw, power: float, ends: Array, log_mix: Array, log_f:
 
 
 def _left_of_add(law: BranchLaw, c: float, low: float, log_mix: float) -> tuple[float, float]:
-    """Return two bounds of log int_{u < low} phi mix^-c: from log mix's tangent at `low`, and from mix's first term."""
+    """Return upper bounds of log int_{u < low} phi mix^-c: by log mix's tangent at `low`, and by mix's first term."""
     y = np.log(law.weight) + law.shift * low - 0.5 * law.shift**2
     posterior = np.exp(y - logsumexp(y))
     mean, least = float(posterior @ law.shift), float(law.shift[0])
@@ -547,7 +547,7 @@ def log_delta_at(c: float, at: Sketch) -> tuple[float, float]:
 
 
 def saddle(parts: list[Part], too_small: Callable[[float, float], bool]) -> tuple[float, float]:
-    """Return by bisection the smallest c whose (eps, log delta) by `log_delta_at` is not `too_small`, and its eps."""
+    """Find by bisection the least c at which `too_small(*log_delta_at(c, ...))` is false. Return c and its eps."""
     low, high = np.log(1e-6), np.log(1e7)
     for _ in range(46):
         middle = 0.5 * (low + high)

@@ -65,7 +65,7 @@ def _finite_nodes(n: Array, loss: Array, mass: Array, c: Array, t: Array) -> Par
 def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array) -> Array:
     """Return the smallest number of nodes, of those tried, after which the terms are small enough to be cut off."""
     xp = namespace(law.sign, h)
-    cuts = xp.ceil(xp.geomspace(12.0, 2048.0, 18))  # up to 2048, the nodes of the largest compiled program
+    cuts = xp.ceil(xp.geomspace(12.0, 2048.0, 18))  # the largest compiled program has 2048 nodes
     frequency = h[..., None] * cuts
     decay = law.mu2[..., None] * frequency**2 / 2.0
     if law.gauss_n.shape[-1]:
@@ -156,7 +156,7 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return bounds of the errors of `values_along`, and of the images, in the form of core.errors' result."""
+    """Return as core.errors does, for `values_along`: error bounds of the sums, and logs of bounds of the images."""
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
     size = weight * xp.exp(nodes.log_modulus)
@@ -191,7 +191,7 @@ def value_and_slopes(
     (re, im), size = core.weight_at(c, h, t), xp.exp(log_modulus)
     cosine, sine = size * xp.cos(phase), size * xp.sin(phase)
     even, odd = re * cosine - im * sine, re * sine + im * cosine
-    # a derivative in eps multiplies the term of node z by -z
+    # A derivative in eps multiplies the term of node z by -z. `fall` is the sum for -delta', and `bend` for delta''.
     value = xp.maximum(xp.sum(even, axis=-1), 1e-300)
     fall = xp.sum(at * even - t * odd, axis=-1)
     bend = xp.sum((at**2 - t**2) * even - 2.0 * at * t * odd, axis=-1)
@@ -208,10 +208,10 @@ def axis_nodes(points: int) -> int:
 
 
 def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array, Array, Array]:
-    """Return the abscissa c, the period, all abscissae tried, and the logs at eps = 0 of their Chernoff bounds.
+    """Return the abscissa c, the period, all abscissae tried, and the log of the Chernoff bound of each at eps = 0.
 
     Tails of sampled mechanisms are nearly exponential. So a c somewhat below the saddle point allows a period that is
-    several times shorter, though terms of the sum then cancel somewhat.
+    several times shorter. The price is that terms of the sum cancel somewhat.
     """
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(core.ABSCISSA_MULTIPLES)
@@ -229,7 +229,7 @@ def nodes_for(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, point
 
 
 def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Bracket log delta at eps. The mass at infinity is left out."""
+    """Bracket log delta at eps. The probability of an infinite loss is not part of this delta."""
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     nodes = nodes_for(law, point, epsilon, log_tol, points, count)
     return core.bracketed(nodes, epsilon, core.trapezoid(nodes, epsilon)[0], core.errors(nodes, epsilon))
@@ -259,7 +259,7 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     c, period, at, log_bound = place(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
-    # `wider` is the period that reduces images at the smallest eps to e^-11. delta at that eps is seldom below e^-5.
+    # With the period `wider`, images at the smallest eps are at most e^-11, so seldom above e^-6 times delta there.
     image = log_bound - at * xp.min(along, axis=-1)[..., None] + 11.0
     wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
     h = 2.0 * xp.pi / xp.maximum(period, wider)

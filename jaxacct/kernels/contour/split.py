@@ -69,7 +69,7 @@ class Placement(NamedTuple):
 
 
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
-    """Return grids in u of the J sampled Gaussians: evenly spaced, or resolving e^{it loss} for t <= `frequency`."""
+    """Return grids in u of the J sampled Gaussians. They are even, or resolve e^{it loss} up to t = `frequency`."""
     turns = None if frequency is None else frequency[..., None]
     return split_parts.grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
 
@@ -90,17 +90,17 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
 
     _, mean, variance = k(1e-3 * start)
     gap = epsilon - mean
-    # `normal` is the saddle point that a normal law of this mean and variance would have
+    # if the loss were normal with this mean and variance, its saddle point would be `normal`
     normal = (gap + xp.sqrt(gap**2 + 4.0 * variance)) / (2.0 * variance)
     scan = xp.stack([f * start for f in SCAN] + [xp.clip(normal, 1e-3 * start, 1e4 * start)])
     first = _pick_in_front(scan, xp.argmin(size(scan) - scan * epsilon, axis=0))
     point = saddle_point(k, "epsilon", epsilon, first, REFINEMENT_STEPS, down=3.0, up=3.0)
     at = xp.stack([f * point.c for f in core.ABSCISSA_MULTIPLES])
     sizes = size(at)
-    # `least`: nats that cancellation loses at the best abscissa, since the integrand exceeds delta by so much there
+    # At the best abscissa the integrand exceeds delta by `least` nats, so cancellation loses `least` nats of accuracy.
     least = xp.min(sizes - at * epsilon, axis=0) - log_delta
     # Rounding errors are about e^-30 of the largest term. So a cancellation of 16 nats leaves an accuracy of e^-14. At
-    # least 1.5 nats are always allowed, since less would leave hardly any choice of abscissa.
+    # least 1.5 nats above `least` are always allowed, since less would leave hardly any choice of abscissa.
     allowed = xp.clip(16.0 - least, 1.5, LARGEST_CANCELLATION)
     tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
     c, period = core.period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
@@ -154,7 +154,7 @@ class Integrand(NamedTuple):
     k0: Array  # K(c)
     h: Array  # spacing of t
     t: Array  # (count,) t_k, the imaginary part of z_k
-    weight: tuple[Array, Array]  # as in core.Nodes
+    weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
     log_modulus: Array  # (count,) Re K(z_k) - K(c); -inf at nodes that are cut off
     angle: Array  # (count,) Im K(z_k)
     far: FarMasses  # probabilities that the outcome of some step is in the far tail
@@ -190,7 +190,7 @@ def _ratio(odds: Array, bulk: tuple[Array, Array], jump: tuple[Array, Array]) ->
 
 
 class Logs(NamedTuple):
-    """Logarithms, (count,), of F = `prod (A(z)/A(c))^n`, unsampled Gaussians included, and G = `prod (1 + B/A)^n`."""
+    """Logs, (count,), of F = `prod (A(z)/A(c))^n` times unsampled Gaussians' factors, and of G = `prod (1 + B/A)^n`."""
 
     plain: Array  # log |F|
     plain_turn: Array  # arg F
@@ -202,7 +202,7 @@ class Logs(NamedTuple):
 def logs_of(
     law: LossLaw, contour: Contour, parts: TiltedParts, bulk: tuple[Array, Array], jump: tuple[Array, Array], t: Array
 ) -> Logs:
-    """Compute `Logs` at the nodes z = c + it from `bulk`, A(z)/A(c) - 1, and `jump`, B(z)/B(c) - 1."""
+    """Compute `Logs` at the nodes z = c + it from bulk = A(z)/A(c) - 1 and jump = B(z)/B(c) - 1."""
     xp = namespace(law.gauss_n, t)
     log_size, turned = core.polar(*bulk)
     added, added_turn = core.polar(*_ratio(parts.log_jump - parts.log_bulk, bulk, jump))
