@@ -385,13 +385,13 @@ class LatticePlan(NamedTuple):
     """The settings for bounding delta on a lattice. They affect how narrow the bounds are, never whether they hold."""
 
     theta: float  # the tilt: the mass at a loss L is multiplied by e^{theta L}
-    centre: float  # the eps that is asked for, or an estimate of it
+    centre: float  # the given eps, or an estimate of the eps that belongs to the given delta
     cut: float  # log of the mass of high losses that may be left out
     share: float  # log of the tilted mass of low losses that may be left out
     bottom: float  # smallest composed loss that the lattice must hold
     top: float  # largest composed loss that the lattice must hold
-    above: float  # added to the tilt for Chernoff's bound of the mass above `top`
-    below: float  # subtracted from the tilt for Chernoff's bound of the mass below `bottom`
+    above: float  # Chernoff's bound of the tilted mass above `top` uses the tilt theta + above
+    below: float  # Chernoff's bound of the tilted mass below `bottom` uses the tilt theta - below
 
 
 def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, float, float]:
@@ -410,14 +410,14 @@ def _cumulants(sketches: list[ApproximateLaw], theta: float) -> tuple[float, flo
 
 
 def share_of(rtol: float) -> float:
-    """Return the log of the share of delta that may be left out, for brackets of relative width `rtol`."""
+    """Return the log of the share of delta that left-out losses may carry; `rtol`: the brackets' relative width."""
     return float(np.log(rtol)) - 4.0
 
 
 def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
     """Return the plan for `eps`; if `eps` is None, for the eps at which delta is e^log_delta.
 
-    The tilt theta is the saddle point of K(theta) - theta eps - log theta(theta + 1), where K(theta) is the log of
+    The tilt theta is the saddle point of K(theta) - theta eps - log(theta (theta + 1)), where K(theta) is the log of
     E[e^{theta L}] for the composed loss L. K is computed without rare high losses, since a heavy tail would move the
     saddle point far out. `share` is the log of the share of delta that the left-out losses may carry. log_delta = 0
     means that delta is unknown. In this case no loss is left out.
@@ -431,7 +431,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
         curvature = variance + theta**-2.0 + (1.0 + theta) ** -2.0
         return k, at, k - theta * at - np.log(theta * (theta + 1.0)) - 0.5 * np.log(2 * np.pi * curvature)
 
-    # The tilt is near the inverse of the loss's standard deviation. So the search begins at 1e-3 of this inverse.
+    # The wanted tilt is of the order of 1/(standard deviation of the loss). Its search interval begins at 1e-3 of this.
     spread = max(1.0, float(np.sqrt(_cumulants(sketches, 0.0)[2])))
     low, high = np.log(1e-3 / spread), np.log(1e6)
     for _ in range(26):
@@ -445,7 +445,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
     if log_delta == 0.0:
         log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
     # If a record is rarely sampled, the tilted law may have two modes. Then delta is far below e^{K - theta eps}.
-    # So the mass that may be left out is lowered by the factor delta/e^{K - theta eps}.
+    # So the mass that may be left out is multiplied by delta/e^{K - theta eps}.
     left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
     grid = np.geomspace(1e-2, 1e3, 41) * max(1.0 / spread, 0.1 * theta)
     up = np.array([(_cumulants(sketches, theta + t)[0] - k - left_out) / t for t in grid])
@@ -481,14 +481,14 @@ def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
 
 
 def common_step(step: float, laws: list[LatticePart]) -> float:
-    """Return a spacing in [step, 1.5 step] such that the laws' `gaps` are nearly whole multiples of the spacing."""
+    """Return a lattice spacing in [step, 1.5 step] that nearly divides the distances of atoms (the laws' `gaps`)."""
     gaps = [pair for law in laws for pair in law.gaps() if pair[0] >= step]
     if not gaps:
         return step
     distance, weight = (np.array(x) for x in zip(*gaps, strict=True))
     lead = distance[np.argmax(weight * distance)]
     most, fewest = max(np.floor(lead / step), 1.0), max(np.ceil(lead / (1.5 * step)), 1.0)
-    if fewest > most:  # no lead/k with a whole number k lies in this range
+    if fewest > most:  # lead/k is outside [step, 1.5 step] for every whole number k
         return step
     steps = lead / np.arange(most, fewest - 1.0, -1.0)[:20000]
     cost = np.zeros(steps.size)
@@ -498,7 +498,7 @@ def common_step(step: float, laws: list[LatticePart]) -> float:
 
 
 def peak(theta: float) -> float:
-    """Return the supremum of e^{-theta d}(1 - e^{-d}) over d >= 0."""
+    """Return the supremum of e^{-theta d}(1 - e^{-d}) over d >= 0, where d stands for a loss minus eps."""
     return float(np.exp(theta * np.log(theta / (1.0 + theta)) - np.log1p(theta)))
 
 
@@ -506,25 +506,25 @@ def peak(theta: float) -> float:
 
 
 class Side(NamedTuple):
-    """A composition on a lattice, rounded up if `upper`, else down, with all that an evaluation of delta needs."""
+    """A composition rounded up or down to a lattice. `evaluate` reads an upper or a lower bound of delta from it."""
 
     composed: Composition
     theta: float  # the tilt: the mass at a loss L is multiplied by e^{theta L}
     log_moment: float  # log E[e^{theta L}] of the composed loss L
-    log_size: float  # sum of the magnitudes of log_moment's terms, for a bound of the rounding of log_moment
+    log_size: float  # sum of |x| over log_moment's terms x; 8 ROUNDOFF log_size bounds log_moment's rounding error
     start: float  # loss of the first node
     step: float  # difference in loss between neighbouring nodes
     span: float  # length of the lattice, in units of loss
-    shift: float  # bound of the error of the losses
+    shift: float  # bound of the absolute error of each loss
     above: float  # bound of the tilted mass that wraps around from above the lattice
     below: float  # bound of the tilted mass that wraps around from below the lattice
-    extra: float  # mass at infinity if `upper`, else a bound of the excess of this side's delta over the true delta
+    extra: float  # if `upper`, the mass at infinite loss, else a bound of (this side's delta - true delta)
     upper: bool  # whether the composition is rounded up
     run: Runner  # calls the kernels
 
 
 def sides_of(case: Case, plan: LatticePlan, length: int) -> tuple[Side, Side]:
-    """Return two sides of `length` nodes. The true law dominates the first side. The second one dominates that law."""
+    """Return (lower side, upper side). The true law dominates the lower side. The upper side dominates the true law."""
     extents = [[law.extent(plan.theta, plan.cut, plan.share) for law in laws] for laws in (case.below, case.above)]
     down, up = _steps(case.above, extents, plan, length)
     return _side(case.below, extents[0], plan, length, down, False, case.run), _side(
@@ -541,13 +541,13 @@ def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
 def _steps(
     laws: list[LatticePart], extents: list[list[tuple[float, float]]], plan: LatticePlan, length: int
 ) -> tuple[float, float]:
-    """Return the lattice spacings of the lower and of the upper side. They are so wide that every extent fits."""
+    """Return the spacings of the lower and the upper side. With either, `length` nodes cover every law's extent."""
     margin = 1.0 + 8.0 / length
     widest = max(1.01 * (high - low) for each in extents for low, high in each)
     span = max(plan.top - plan.bottom, widest) * margin
-    span = max(span, 1e-12 * (abs(plan.top) + abs(plan.bottom)), 1e-290)  # above 0, even if each law is one atom
+    span = max(span, 1e-12 * (abs(plan.top) + abs(plan.bottom)), 1e-290)  # so span > 0 even if each law is one atom
     step = common_step(span / (length - 4), laws)
-    # One law adjusts the spacing to its own atoms: the Laplace law that is composed most often.
+    # If there are Laplace laws, the one that is composed most often adjusts the spacing to its own atoms.
     main = max(laws, key=lambda law: law.count * isinstance(law, Laplace))
     return main.step(step, False), main.step(step, True)
 
@@ -576,8 +576,8 @@ def _side(
     k, k_above, k_below = logs.sum(axis=0)
     sizes = np.abs(coefficient[:, 0] * origin) + np.abs(np.asarray(composed.log_moments)[:, 0])
     start, span = base + roll * step, length * step
-    # `growth` covers the rounding errors of the moments. A part's moment is a sum over the nodes, in any order. If the
-    # part is composed n times, the error of this sum counts n times.
+    # `growth` exceeds the factor by which rounding may change a moment. A part's moment is a sum over `length` nodes.
+    # If the part is composed n times, its moment is raised to the power n, so the sum's relative error counts n times.
     growth = float(
         np.exp(min(1e-9 + ROUNDOFF * (8.0 * np.abs(logs).sum() + 2.0 * length * count.sum()), LARGEST_EXPONENT))
     )
@@ -602,12 +602,12 @@ def _side(
 
 
 def _extra(placed: list[Placed], upper: bool) -> float:
-    """Return an upper side's mass at infinity, or a bound of the excess of a lower side's delta over the true delta."""
+    """Return the mass at infinite loss of an upper side, or a bound of (delta of a lower side - true delta)."""
     if upper:
         survival = sum(x.repeats * np.log1p(-min(x.infinity, 1.0 - ROUNDOFF)) for x in placed)
         return float(-np.expm1(survival) * (1.0 + 1e-12) + LOST_MASS * sum(x.repeats for x in placed))
     growth = float(sum(x.repeats * np.log1p(x.deficit + LOST_MASS) for x in placed))
-    # At growth = log 2 the deficit of the composition reaches 1, and no lower bound of delta is left.
+    # The composition's deficit is e^growth - 1. If growth >= log 2, the deficit is at least 1 and proves nothing.
     return float(np.expm1(growth) * (1.0 + 1e-12)) if growth < 0.69 else float("inf")
 
 
@@ -617,7 +617,7 @@ def evaluate(side: Side, eps: float) -> float:
     eps = eps - outward if side.upper else eps + outward
     mass, start = side.composed.mass, side.start
     if isinstance(mass, np.ndarray):
-        # Losses below eps add nothing to delta. NumPy leaves them out, since it need not compile for the shorter array.
+        # Nodes of loss below eps add nothing to delta, so NumPy skips them. JAX would compile anew for each new length.
         before = (eps - start) / side.step - 2.0
         first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
         mass, start = mass[first:], start + first * side.step
@@ -647,18 +647,18 @@ def crossing(
 ) -> tuple[float, float]:
     """Return (a, b), where the side's bound of delta is above the target at eps = a, and at most the target at eps = b.
 
-    `low` is an a that another lower side has proved, or 0. `high` is a b that another upper side has proved, or inf.
-    Each returned number is the given one, or an eps at which the search has evaluated the bound. Where nothing is known
-    of delta, an upper side's bound is 1 and a lower side's bound is 0, so that neither a nor b can be wrong.
+    So `a` of a lower side is a lower bound of epsilon, and `b` of an upper side is an upper bound of epsilon.
+    `low` is the `a` of an earlier lower side, or 0. `high` is the `b` of an earlier upper side, or inf. If the search
+    finds no better number, it returns `low` or `high` as given.
 
-    The search follows secants of log delta. The first secant has the slope of log e^{-theta eps}. Where the moves do
-    not shrink, the search halves its bracket.
+    The search follows secants of log delta over eps. Before there is a secant, it takes the slope -theta. Where its
+    moves do not shrink, the search halves the interval between `a` and `b`.
     """
     if side.upper and evaluate(side, 0.0) <= target:
         return 0.0, 0.0
     at = min(max(guess, tolerance), high)
     width, slope, last = tolerance, -side.theta, None
-    # `known`: whether a lower side has a bound above 0 at `high`. `blind`: an eps below `high` where its bound is 0.
+    # `known`: whether a lower side's bound at `high` is above 0. `blind`: an eps below `high` where the bound is <= 0.
     wide, blind, known = 0.0, 0.0, False
     moves = [np.inf, np.inf]  # sizes of the last two moves by secants
     for _ in range(CROSSING_STEPS):
@@ -669,11 +669,11 @@ def crossing(
             blind = at
         else:
             high, known = at, value > 0.0 and not side.upper
-            # A bound below -target has an error above the target. Then a relative width of 1e-3 ends the search.
+            # The error of a bound below -target exceeds the target, so the search may end at a relative width of 1e-3.
             wide = 1e-3 * at if value < -target else 2.0 * tolerance
         if value <= 0.0 and low == 0.0 and not known:
             if evaluate(side, tolerance) <= target:
-                return 0.0, tolerance  # no eps above 0 has been proved
+                return 0.0, tolerance  # the bound is above the target at no eps that was tried
             low = tolerance
         left = max(low, blind)
         if high - left <= max(wide, 2.0 * tolerance):
@@ -698,6 +698,6 @@ def crossing(
 
 
 def read(sides: tuple[Side, Side], epsilon: float) -> tuple[float, float]:
-    """Return lower and upper bounds of delta at an eps, from compositions that were made for this eps or another."""
+    """Return lower and upper bounds of delta at `epsilon`. The sides may have been made for another eps."""
     down, up = sides
     return max(0.0, -float(np.expm1(epsilon)), evaluate(down, epsilon)), min(1.0, evaluate(up, epsilon))

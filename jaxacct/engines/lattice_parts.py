@@ -1,8 +1,8 @@
-"""The parts of a composition. The lattice engine sketches them to plan a lattice, and places them on its nodes.
+"""The parts of a composition. The lattice engine makes a sketch of each part, and places the part on a lattice's nodes.
 
-A sketch, an approximate law, is used only to choose the tilt and the range of the lattice. Gaussian and Laplace parts
-are placed by their ratio coordinate log mix, where mix = 1 - q + q dP/dQ for the sampling rate q and the pair (P, Q)
-without sampling. Finite laws are placed atom by atom (README.md, "The lattice engine").
+A sketch is an approximate law. It is used only to choose the tilt and the range of the lattice. Gaussian and Laplace
+parts are placed by their ratio coordinate log mix, where mix = 1 - q + q dP/dQ for the sampling rate q and the pair
+(P, Q) without sampling. Finite laws are placed atom by atom (README.md, "The lattice engine").
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Placed(NamedTuple):
     origin: float  # the loss of node 0, times the direction
     direction: float  # +1 or -1
     repeats: float  # how often the part is composed
-    shift: float  # bound of the error of the losses
+    shift: float  # bound of the absolute error of each loss
     infinity: float  # upper law: P-mass that was moved to an infinite loss
     deficit: float  # lower law: upper bound of (its delta - true delta) and of (its P-mass - 1)
 
@@ -64,7 +64,7 @@ class LatticePart(ABC):
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
-        """Return an approximate loss law under P. A mass e^cut of high losses, over all steps, may be left out."""
+        """Return an approximate loss law under P. High losses of P-mass e^cut, over all steps, may be left out."""
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
@@ -87,7 +87,7 @@ class LatticePart(ABC):
         return []
 
     def step(self, step: float, upper: bool) -> float:
-        """Return a lattice spacing near `step` so that this law's own atoms fall on nodes."""
+        """Return a lattice spacing near `step` at which this law's own atoms fall on nodes."""
         return step
 
 
@@ -154,7 +154,7 @@ class PlainGaussian(LatticePart):
         moved = log_ndtr(z) + theta * s * z - 0.5 * (theta * s) ** 2
         low = float(z[max(int(np.searchsorted(moved, share)) - 1, 0)])
         high = float(z[min(int(np.searchsorted(-log_ndtr(-z), -cut)) + 1, z.size - 1)])
-        # So far low and high are values of z = (loss - its mean)/s. The output u is z + s for remove, and -z for add.
+        # `low` and `high` are values of z = (loss - its mean)/s. They become outputs u: z + s for remove, -z for add.
         low, high = (low + s, high + s) if self.sign > 0 else (-high, -low)
         return s * low - 0.5 * s * s, s * high - 0.5 * s * s
 
@@ -205,7 +205,7 @@ class SampledGaussian(LatticePart):
         top, mode = (self._top(cut), 1.0 / self.sigma) if self.sign > 0 else (38.0, 0.0)
         count = int(min(2e5, max(2000.0, 4 * (min(top, 1e5) + 38.0) / min(1.0, self.sigma))))
         u = np.linspace(-38.0, top, count)
-        if mode > 2.0 * 38.0:  # two modes, with almost no mass between them
+        if mode > 2.0 * 38.0:  # almost no mass lies between the two modes, so u skips that range
             u = np.append(np.linspace(-38.0, 38.0, count), np.linspace(mode - 38.0, max(top, mode), count))
         weight = np.log(np.gradient(u) / np.sqrt(2 * np.pi))
         ratio = np.log1p(-self.q) + self._rise(u)
@@ -254,7 +254,7 @@ class SampledGaussian(LatticePart):
         else:
             cells = cells.without_first()
             bottom = 0.0
-            if kept:  # `bottom`: N(0, 1)'s mass below node 1. `inexact`: error of node 0's place
+            if kept:  # `bottom`: N(0, 1)'s mass below node 1. `inexact`: error of node 0's log mix
                 edge = float(u[1])
                 bottom = float(ndtr(edge)) * (1.0 - ROUNDOFF * (8.0 + 8.0 * min(edge, 0.0) ** 2))
                 inexact = abs(self._mean_rise(edge) - rise)
@@ -265,8 +265,8 @@ class SampledGaussian(LatticePart):
     def _contracted(self, step: float) -> tuple[float, bool]:
         """Return log(mix/(1 - q)) at node 0, with mix as in `_rise`, and whether the mass below node 1 is kept.
 
-        Node 1 lies one step above node 0. All outputs below node 1 are merged into one output, which is
-        post-processing. Node 0 lies at the mean of mix over these outputs, since the merged output has this mix.
+        Node 1 lies one step above node 0. All outputs below node 1 are merged into one output. Merging is
+        post-processing, so delta does not rise. Node 0 lies at the merged output's mix, the mean of mix under Q.
         """
         low, high = -37.0, 38.0 + 1.0 / self.sigma
 
@@ -356,8 +356,8 @@ class Laplace(LatticePart):
             nothing = kernel.Cells(zero, zero, zero, zero)
             return placed_from(self, nothing, [(0, 1.0)], 0.0, step, 1, upper, 0.0, 0.0, run)
         remove = self.sign > 0
-        # An output's P-mass is its mass without the record, times e^lift. The lift is lift_low at the lowest ratio, and
-        # lift_high at the highest ratio.
+        # An output's P-mass is e^lift times its mass without the record. Lift is log mix for remove, and 0 for add.
+        # `lift_low` is the lift at the lowest log mix, and `lift_high` the lift at the highest.
         lift_low, lift_high = (origin, top) if remove else (0.0, 0.0)
         described = self.scale, first, origin, self.q, step, last, remove
         cells = run(kernel.laplace_cells, *described, nodes=nodes)
@@ -376,7 +376,7 @@ class Laplace(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, float(shift), 0.0, run)
 
     def _with(self, cells: kernel.Cells, cell: int, atom: float, inside: float, step: float) -> kernel.Cells:
-        """Return the cells with an atom added in `cell`, at the distance `inside` from the cell's left node."""
+        """Return `cells` with an atom added to cell number `cell`, at the distance `inside` from its left node."""
         down = np.exp(-inside) if self.sign > 0 else 1.0
         up = 1.0 if self.sign > 0 else np.exp(inside - step)
         low = atom * down * np.expm1(inside - step) / np.expm1(-step)
@@ -423,7 +423,7 @@ class Finite(LatticePart):
     their errors."""
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
-        """Return the composition as fewer steps of laws with more atoms. The mass left out is far below e^cut."""
+        """Return the same composition as fewer steps with more atoms each. The mass left out is far below e^cut."""
         laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count, most_pairs)
         return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 
@@ -438,7 +438,7 @@ class Finite(LatticePart):
 
     def gaps(self) -> list[tuple[float, float]]:
         far = self.loss - self.loss.min()
-        # Only the 64 atoms whose product of mass and distance is largest influence the lattice spacing.
+        # Only the 64 atoms of largest mass times `far` (distance to the lowest loss) influence the lattice spacing.
         heaviest = np.argsort(self.mass * far)[-64:]
         return [(float(far[i]), self.count * float(self.mass[i])) for i in heaviest if far[i] > 0]
 
@@ -476,7 +476,7 @@ class Finite(LatticePart):
 def _contracted(
     cell: np.ndarray, inside: np.ndarray, mass: np.ndarray, step: float
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return a law, as (nodes, masses) to be added up, that the atoms of loss -(cell step + inside) dominate."""
+    """Return pairs (nodes, masses) that add up to a law dominated by the atoms of loss -(cell step + inside)."""
     order = np.lexsort((inside, cell))
     cell, inside, mass = cell[order], inside[order], mass[order]
     start, stop = _payers(cell, mass, step)
@@ -506,10 +506,10 @@ def _contracted(
 
 
 def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
-    """Return the indices of the first and the last atom whose mass can pay for rounding the atoms between these two.
+    """Return the indices of two atoms that are heavy enough for all atoms between them to be moved onto nodes.
 
-    Moving the atoms between onto nodes raises the profile. To make up for the rise, a polygon is subtracted from the
-    profile. Each end of the polygon takes mass from one of the two returned atoms (engines/README.md).
+    Moving atoms onto nodes raises the profile E[(e^-loss - alpha)_+] at some alpha. To make up for the rise, a polygon
+    is subtracted from the profile. The polygon's two ends take mass from the two returned atoms (engines/README.md).
     """
     gap = np.maximum(np.diff(cell), 1) * step
     from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
@@ -519,15 +519,15 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
 
 
 def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
-    """Return `total`, the masses at the nodes, changed so that the atoms' law dominates the result.
+    """Return masses at the nodes, such that the atoms' law dominates the law on the nodes.
 
-    A polygon c is subtracted from the profile of `total` (engines/README.md). The atoms between the nodes j and j + 1
-    give the mass a[j] to node j, and the mass b[j] to node j + 1.
+    `total` holds the nodes' masses after the atoms between the nodes j and j + 1 have given a[j] to node j, and b[j] to
+    node j + 1. From the profile of `total` (see `_payers`) a polygon c is subtracted.
     """
     growth = np.expm1(step)
-    # `g` is c/alpha at each node, with alpha = e^-loss. Inside a cell the chord of the profile lies above the profile.
-    # `excess` is the largest height of the chord above the profile, divided by the left node's alpha. At both nodes of
-    # the cell c is at least this height. At the law's first and last node c is 0, so c is raised at the next node.
+    # `g` is c/alpha at each node, with alpha = e^-loss. In a cell, the profile of `total` is a chord of the atoms'
+    # profile. `excess` bounds the chord's height above that profile, divided by alpha at the cell's left node. At both
+    # nodes c is at least this bound. At the law's first and last node c is 0, so c is raised at the next node.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))
@@ -546,16 +546,16 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
 def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the nodes and masses that remain when the nodes of negative mass (a debt) have been taken out.
 
-    The two neighbours of a node share its debt. The last node has the lowest loss, and one neighbour, which takes the
-    whole debt. This neighbour has a higher loss, so delta does not rise at any eps. If the first node, which has the
-    highest loss, has a debt, the result is None.
+    The two neighbours of a node share its debt. The last node has only one neighbour, so this neighbour takes the whole
+    debt. Its loss is higher than the last node's, so delta does not rise at any eps. If the first node has a debt, the
+    result is None.
     """
     nodes: list[int] = []
     masses: list[float] = []
     coming, owed = index.tolist(), jumps.tolist()
     indebted = [*np.flatnonzero(jumps < 0.0).tolist(), len(coming)]
     place = debtor = 0  # `place` is an index in `coming`, `debtor` an index in `indebted`
-    again: list[tuple[int, float]] = []  # a node that is processed once more
+    again: list[tuple[int, float]] = []  # (node, mass) to be processed once more
     while again or place < len(coming):
         while indebted[debtor] < place:
             debtor += 1
@@ -583,7 +583,7 @@ def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[n
             whole = -np.expm1(-before - behind)
             to_left, to_right = -np.expm1(-behind) / whole, np.exp(-behind) * -np.expm1(-before) / whole
             owed[place] = owned + debt * to_right - 4.0 * ROUNDOFF * abs(owned)
-        # The node before takes its share of the debt. It may now have a debt itself, so it is processed again.
+        # The last kept node takes its share of the debt. Its own mass may now be negative, so it is processed again.
         again.append((nodes.pop(), masses.pop() * (1.0 - 4.0 * ROUNDOFF) + debt * to_left))
     return np.array(nodes), np.array(masses)
 
@@ -604,7 +604,7 @@ def inexact(mass: np.ndarray) -> np.ndarray:
 
 
 def trimmed(loss: np.ndarray, mass: np.ndarray, count: float, cut: float) -> Atoms:
-    """Return the sorted law. Each end that is cut off has a mass of at most CUT_SHARE e^cut in `count` steps."""
+    """Return the law sorted by loss and cut at both ends. Each end has mass <= CUT_SHARE e^cut in `count` steps."""
     order = np.argsort(loss)
     loss, mass = loss[order], mass[order]
     light = np.exp(cut) * CUT_SHARE / count

@@ -3,7 +3,7 @@
 Let (P, Q) be the pair of a step without sampling, q the sampling rate, and mix = 1 - q + q dP/dQ. The sampled step has
 `E[e^{cL}] = E_Q[mix^p]`, where p is c + 1 for remove and -c for add. Sampled Gaussians are integrated by the trapezoid
 rule and sampled Laplace by Gauss-Legendre. The other laws have closed forms. Since E_Q[mix] = 1, `E_Q[mix^p] - 1 =
-E_Q[mix^p - 1 - p (mix - 1)]`. This integrand has one sign, so small moments keep their relative accuracy.
+E_Q[mix^p - 1 - p (mix - 1)]`. This integrand has one sign, so `E_Q[mix^p] - 1` is accurate even where it is small.
 jaxacct/representations/README.md, "Moments", proves the error bounds. A factor in front of ROUNDOFF is an upper bound
 of a number of roundings.
 
@@ -55,7 +55,7 @@ class _Nodes(NamedTuple):
     relative: np.ndarray  # (rows, 1) error of the rule, relative to the moment
 
 
-@np.errstate(over="ignore", invalid="ignore")  # an end beyond float64 is infinite or NaN
+@np.errstate(over="ignore", invalid="ignore")  # a bound beyond float64's range becomes inf or NaN
 def log_moments(parts: Components, c: np.ndarray) -> Interval:
     """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]` of the composition, for c > -1 of shape (B,).
 
@@ -92,7 +92,7 @@ def _add(low: np.ndarray, high: np.ndarray, n: np.ndarray, each: Interval) -> tu
 
 
 def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray) -> Interval:
-    """Return the bracket of the log moment in rows with n > 0, and [0, 0] in all others."""
+    """Return the brackets that `moment` computes for the rows with n > 0, and [0, 0] for all other rows."""
     rows = np.flatnonzero(n > 0)
     low, high = np.zeros(n.size), np.zeros(n.size)
     if rows.size:
@@ -114,7 +114,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
     raised, inexact = exponent + log_mass, 32.0 - 8.0 * np.where(mass > 0, log_mass, 0.0)
     top = np.max(raised, axis=1, initial=-745.0)
     weight = np.exp(raised - top[:, None])
-    total = np.maximum(np.sum(weight, axis=1), 1e-300)  # above 0, although the masses of an absent part are 0
+    total = np.maximum(np.sum(weight, axis=1), 1e-300)  # keeps the log finite for an absent part, whose masses are 0
     value = top + np.log(total)
     error = ROUNDOFF * (
         atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total
@@ -170,7 +170,7 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 
 
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
-    """Bound log E_Q[mix^power] by the atom where mix^power is largest.
+    """Bound log E_Q[mix^power] by means of one atom of Q, the one where mix^power is largest.
 
     The lower bound is this atom's term of the expectation. The upper bound is the largest value of mix^power.
     """
@@ -181,7 +181,7 @@ def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float
 
 
 def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Return the bracket of log E_Q[mix^power] by the trapezoid rule in u = x/sigma, for groups of similar rows."""
+    """Return the bracket of log E_Q[mix^power] by the trapezoid rule over u, where sigma u is the output."""
     bottom, top, height, growth, step = _plan(sigma, q, power)
     count = np.ceil((top - bottom) / step) + 1.0
     count = np.where(np.isfinite(count), np.minimum(count, MOST_NODES), MOST_NODES)
@@ -291,7 +291,7 @@ def _difference(
     added = rise - p * line
     wrong = (64.0 + nodes.weight_rounding) * np.abs(added) + 8.0 * (np.abs(rise) + np.abs(p * line))
     wrong += 4.0 * np.abs(exponent) * lifted + np.abs(p) * np.abs(lifted - mixed) * nodes.loss_rounding
-    # Where |exponent| >= 1, `raised` and `log_weight` may be large. So the error that their rounding causes is added.
+    # Where |exponent| >= 1, `raised` and `log_weight` may be large. So their rounding errors are added.
     steep = np.abs(raised) * lifted + np.abs(nodes.log_weight) * base
     wrong += 8.0 * np.where(gentle, 0.0, steep)
     wrong += 8.0 * np.abs(p) * np.where(np.abs(nodes.loss) < 1.0, 0.0, np.abs(nodes.log_weight + nodes.loss) * mixed)
@@ -307,7 +307,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | Non
     """
     log_delta = np.log(delta)
     best, least = _minimise(parts, lambda c, k: _sum_up(k, log_kappa(c), -log_delta) / c, orders)
-    variation = np.sqrt(_square_of_variation(least))  # 0 comes from underflow, and proves nothing
+    variation = np.sqrt(_square_of_variation(least))  # a 0 here is an underflow, so `near` ignores it
     near = (parts.log_survival == 0) & (variation > 0.0) & (delta * (1.0 - 1e-14) >= variation)
     return np.where(near, 0.0, np.maximum(best + 1e-13 * np.abs(best), 0.0))
 
@@ -330,7 +330,7 @@ def _sum_up(*terms: np.ndarray) -> np.ndarray:
 
 
 def _square_of_variation(divergence: np.ndarray) -> np.ndarray:
-    """Bound the squared total variation by a Rényi divergence (Pinsker's inequality, and Bretagnolle's and Huber's)."""
+    """Given a Rényi divergence, bound the squared total variation (Pinsker; Bretagnolle and Huber)."""
     divergence = np.maximum(divergence, 0.0)
     return np.minimum(0.5 * divergence, -np.expm1(-divergence))
 

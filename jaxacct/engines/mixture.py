@@ -1,11 +1,11 @@
 """Brackets for compositions of Gaussian mixtures, one direction and one row (configuration) at a time.
 
 The two directions are composed separately. A row for which the contour integral fails gets the bracket
-[-inf, inf]. The caller then answers by the finite laws that dominate the mixtures.
+[-inf, inf]. The caller then bounds the row by finite laws that dominate the mixtures.
 
-A single step that draws one of several mixtures (its branches) has a certified closed form. The loss of every branch is
-monotone in the output u. So delta is attained on a half line of u, whose endpoint solves loss = eps. A half line
-with an endpoint off by d gives a lower bound of delta, too low by the order of d^2.
+The delta of a single step that draws one of several mixtures (its branches) is certified without a contour. The loss of
+every branch is monotone in the output u. So its delta is P(H) - e^eps Q(H) for a half line H of outputs, whose endpoint
+solves loss = eps. If the endpoint is off by d, the computed delta is too low by the order of d^2.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def attained(mechanism: Mechanism, relation: str) -> bool:
 
 
 def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row | None] | None:
-    """Return a `Row` for every configuration of the flat batch; None if a step has no branches under `relation`.
+    """Return one `Row` for each configuration of the flattened batch. A row beyond float64's range is None.
 
-    Where the numbers are beyond float64 the row is None.
+    If a step has no branches under `relation`, the whole result is None.
     """
     shape = batch_shape(mechanism)
     size = int(np.prod(shape))
@@ -162,7 +162,8 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
 def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> Ends:
     """Return the bracket of epsilon; its ends may be negative. Contours are placed until the bracket is narrow.
 
-    The first contour is badly placed where rare large losses give the tilted law a second mode.
+    Where rare large losses give the tilted law a second mode, the first contour is badly placed. So each later contour
+    is placed at the estimate of epsilon from the contours before.
     """
     log_low, log_high = float(np.log(low)), float(np.log(high))
     best = UNKNOWN
@@ -214,8 +215,7 @@ def _contours_of(_row: tuple[Any, ...]) -> dict[float, Known]:
 def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float, Nodes]]) -> Ends:
     """Return the bracket of delta. Contours placed for other eps are tried first, then at most two new contours.
 
-    The first new contour may be far from the saddle point. To place the second one, the first one's estimate of delta
-    is used.
+    The first new contour may be far from the saddle point. Its estimate of delta then serves to place the second.
     """
     for _, nodes in sorted(known, key=lambda one: abs(one[0] - epsilon))[:CONTOURS_READ]:
         low, mid, high = kernel.delta_bracket(nodes, epsilon)
@@ -241,7 +241,7 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float
 
 
 def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
-    """Return the bracket [0, Chernoff's bound] of delta. The end 0 does no harm if the other direction is worse."""
+    """Return [0, Chernoff's bound] as delta's bracket. The 0 does no harm if the other direction's delta is larger."""
     try:
         at, logs = kernel.chernoff(parts, kernel.saddle(parts, lambda eps, _: eps < epsilon)[0])
     except FAILURES:
@@ -261,7 +261,7 @@ def _epsilon_by_chernoff(parts: list[Part], log_delta: float) -> Ends:
 
 
 def _largest_loss(parts: list[Part], sign: float) -> float:
-    """Return an upper bound of the composed loss. It is inf for remove, and for add if a branch has no shift 0."""
+    """Return an upper bound of the composed loss: inf for remove, and also for add if a branch has no shift 0."""
     if sign > 0 or any(law.shift[0] > 0.0 for part in parts for law in part.branches):
         return np.inf
     each = (part.times * -float(np.log(min(law.weight[0] for law in part.branches))) for part in parts)
@@ -274,14 +274,14 @@ def _clipped(ends: Ends) -> Ends:
 
 
 def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
-    """Return whether leaving out components of probability `lost` changes delta by a negligible share."""
+    """Return whether leaving out components of probability `lost` changes delta by at most SHARE_LEFT_OUT delta."""
     if not np.isfinite(epsilon):
         return lost == 0.0 or sign > 0
     return _moved(lost, sign, max(epsilon, 0.0)) <= SHARE_LEFT_OUT * delta
 
 
 def _moved(lost: float, sign: float, epsilon: float) -> float:
-    """Bound the change of delta if components of probability `lost` are left out: `lost`, or for add `lost` e^eps."""
+    """Bound the change of delta by left-out components of probability `lost`: `lost` e^eps for add, else `lost`."""
     if sign > 0 or lost == 0.0:
         return lost
     return lost * float(np.exp(epsilon)) if epsilon < 700.0 else np.inf
@@ -303,7 +303,7 @@ def _gaussian(row: Row) -> float | None:
 
 
 def _by_formula(formula: Callable[..., Answer], mu: float, *given: float) -> Ends:
-    """Return the bracket for a Gaussian whose shift is `mu` up to 16 ROUNDOFF. The answer grows with the shift."""
+    """Return a bracket for all Gaussians of shift mu (1 +- 16 ROUNDOFF). The answer grows with the shift."""
     near = mu * (1.0 + 16.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0]))
     found = formula(near, *(np.full(3, each) for each in given))
     return float(found.lower[0]), float(found.estimate[1]), float(found.upper[2])
@@ -321,7 +321,7 @@ def _is_one_step(parts: list[Part]) -> bool:
 
 
 def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:
-    """Return the parts in the form for kernels, and the probability that a left-out component occurs in any step.
+    """Return the row as `Part`s without rare components, and the probability that any step draws a left-out component.
 
     The laws change by at most this probability in total variation. So delta changes by at most this probability for
     remove, and by at most e^eps times this probability for add.
