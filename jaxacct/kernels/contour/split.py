@@ -361,12 +361,12 @@ def epsilon(
     count: int,
     rounds: int,
 ) -> Bracketed:
-    """Bracket eps = `inf {eps : delta(eps) <= delta}`, given bounds of log delta. This eps must be positive."""
+    """Bracket a positive eps = `inf {eps : delta(eps) <= delta}`, given a lower and an upper bound of log delta."""
     xp = namespace(law.gauss_n, log_delta_low)
     log_delta_low, log_delta_high, log_tol, *known = _together(law, log_delta_low, log_delta_high, log_tol, *start)
     value, trust = known
     guess = xp.clip(_first(law, log_delta_low, log_tol), LEAST_EPSILON, LARGEST_EPSILON)
-    # A guess below 1e-11 may come from the clip at LEAST_EPSILON. So it does not limit the starting value from above.
+    # A guess below 1e-11 may come from the clip at LEAST_EPSILON. Such a guess does not rule out a larger `value`.
     likely = (value * trust > guess) & ((value < guess * trust) | (guess < 1e-11))
     found = _rounds(
         law,
@@ -390,7 +390,7 @@ def _certified(law: LossLaw, found: _Round, log_delta_low: Array, log_delta_high
     rate = xp.maximum(rate, 1e-3 / solution)  # a rate that is too low makes the bracket wide, but never false
     above = solution + MARGIN * (xp.maximum(high - log_delta_low, 0.0) + grain) / rate
     below = solution - MARGIN * (xp.maximum(log_delta_high - low, 0.0) + grain) / rate
-    below = xp.where(below > 0, below, xp.inf)  # `certified` rejects inf, so only a positive bound is used
+    below = xp.where(below > 0, below, xp.inf)  # replace a bound <= 0 by inf, which `certified` rejects
     both = xp.stack([below, above])
     bounds = ends(integrand, certificate, both)
     lower, lower_ok, upper, upper_ok = core.certified(both, bounds, log_delta_low, log_delta_high)
@@ -449,7 +449,7 @@ class Certificate(NamedTuple):
     common: Array  # bound on the error of K(c); the factor e^{K(c)} is common to all nodes
     slack: Array  # (count,) bound on the error of the integrand at each node, relative to e^{K(c)}
     tail: Array  # bound on the sum of the terms that were cut off, divided by Z = e^{K(c) - c eps}
-    images_at: Array  # abscissa of the Chernoff bound for images at larger eps
+    images_at: Array  # abscissa of the Chernoff bound for the images (core.py), which lie at larger eps
     images_log: Array  # logarithm of the Chernoff bound at `images_at`, for eps = 0
     remainder: Remainder
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
@@ -469,8 +469,8 @@ class _OnAxis(NamedTuple):
 def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
     """Bound the periodic images, and the contribution of bulk compositions, by Chernoff's bound.
 
-    All grids are stacked, so that JAX traces the error bounds once.  In `parts` and `found`, the first axis is for two
-    kinds of grids: for the contour, and for bulk compositions.  The second axis is for two abscissae of each kind.
+    All grids are stacked, so that JAX traces the error bounds once.  On the first axis of `parts` and `found`, index 0
+    is the contour's grid, and index 1 the grid for bulk compositions.  The second axis holds each grid's two abscissae.
     """
     xp = namespace(law.gauss_n, placed.contour.c)
     contour, choice = placed
@@ -500,8 +500,8 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     axis = _on_the_axis(law, placed, points)
     step_laws, at, furthest = steps_of(law, windows.low, windows.high), c[..., None], t_max[..., None]
     steps = split_parts.step_errors(step_laws, at, grids, parts, furthest)
-    # So far `steps` bounds the errors of A(z) and of A(c), relative to A(c), and the same for B. From here on it bounds
-    # the errors of the quotients A(z)/A(c) and B(z)/B(c).
+    # So far `steps` bounds the errors of A(z) and A(c), both divided by A(c), and the errors of B(z) and B(c), both
+    # divided by B(c). From here on `steps` bounds the errors of the quotients A(z)/A(c) and B(z)/B(c).
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), split_parts.USELESS)
     part_errors, at_c = [], []
     off = rounding_errors(step_laws, at, grids, parts, furthest, core.depth(points, count))
@@ -522,7 +522,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     units = ROUNDOFF * (16.0 + n.shape[-1])
     moved = composed(n, (part_errors[0] + units * xp.hypot(*bulk)) / ceilings)
     jumped = composed(n, ratio / (1.0 + ratio) * (part_errors[1] / jumps + 2.0 * units))
-    # in `spread`, 6 is for the rounding of the factors of a term, and count/16 for the sum of `count` terms
+    # In `spread`, 6 covers the rounding of the factors of each term. count/16 covers the rounding of the terms' sum.
     spread = xp.abs(logs.plain) + xp.abs(logs.rise) + most + logs.turned + 6.0 + count / 16.0
     ceiling = composed(n, xp.log(ceilings)) - law.mu2[..., None] * t**2 / 2.0 + most - base[..., None]
     slack = xp.exp(ceiling) * (gain * (moved + units * spread) + jumped)
@@ -566,7 +566,7 @@ def ends(integrand: Integrand, certificate: Certificate, epsilon: Array) -> tupl
 
 
 def _window_rounding(distance: Array, blur: Array) -> tuple[Array, Array]:
-    """Bound, for w = Phi(distance/blur), the rounding error of log w, in units of 2^-53, and |d log w/du|."""
+    """For w = Phi(distance/blur), bound the rounding error of log w, in units of 2^-53. Also bound |d log w/du|."""
     xp = namespace(distance)
     x = xp.clip(distance / blur, -40.0, 9.0)
     return 20.0 + 6.0 * xp.minimum(x, 0.0) ** 2, xp.where(x < 8.5, xp.maximum(-x, 0.0) + 1.0, 0.0) / blur
@@ -577,11 +577,11 @@ class _Units(NamedTuple):
 
     own: Array  # (X,) error of the logarithm of each weight, in units of 2^-53
     turned: Array  # (X,) error of each loss L, in units of 2^-53; the angle of e^{itL} is off by t times this error
-    doubt: Array  # 2^-53 times the largest entry of `own` whose weight is positive
+    doubt: Array  # largest error of the logarithm of a positive weight (absolute, not in units of 2^-53)
 
 
 def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Units, _Units]:
-    """Bound the rounding errors of the bulk's and the jumps' terms. Errors of nodes and windows are included."""
+    """Return `_Units` of the bulk's terms and of the jumps' terms. The bounds include errors of nodes and windows."""
     xp = namespace(nodes.u, c)
     z, size, place = xp.abs(c)[..., None] + 1.0, xp.abs(nodes.loss), xp.abs(nodes.u)
     sigma, q, low, high = (x[..., None] for x in (steps.sigma, steps.q, steps.low, steps.high))
@@ -589,7 +589,7 @@ def _units(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> tuple[_Un
     edge = xp.maximum(place[..., :1], place[..., -1:])
     in_y = 4.0 * (place / sigma + 0.5 / sigma**2)
     through_y = nodes.posterior * (in_y - 3.0 * xp.log(q))
-    # `node` bounds the error of a node u, and of its `gap`, which depends on u through the posterior
+    # `node` bounds the error of each node u, in units of 2^-53. In `steep`, 1/sigma bounds |d log gap/du|.
     warped = nodes.warp[..., None] * ((gaussian_errors.LOG_MIX_UNITS + 6.0) * size + through_y)
     node = nodes.slack / ROUNDOFF + (4.0 * edge + warped) * nodes.gap / nodes.step[..., None]
     far, far_slope = _window_rounding(high - nodes.u, high_blur(sigma))
@@ -629,7 +629,10 @@ def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Ar
 def rounding_errors(
     steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array, depth: float
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    """Bound the rounding errors of r/t, of r = A(c+it)/A(c) - 1 and of log A(c), for 0 < t <= t_max. Same for B."""
+    """Bound rounding errors at the nodes c + it, 0 < t <= t_max, where r = A(c+it)/A(c) - 1.
+
+    Return three bounds for A: of (error of r)/t, of the error of r and of the error of log A(c). Then three for B.
+    """
     xp = namespace(nodes.u, c, t_max)
     size = xp.abs(nodes.loss)
 

@@ -78,7 +78,7 @@ class Grid(NamedTuple):
     u: Array  # (X,) nodes
     gap: Array  # (X,) du at each node, the node's weight in the quadrature
     step: Array  # distance of neighbouring nodes in v = u + warp L(u), L the loss
-    warp: Array  # the factor in v; 0 if the nodes are evenly spaced in u
+    warp: Array  # factor of L(u) in v; 0 if the nodes are evenly spaced in u
     slack: Array  # (X,) upper bound of the error of u, which solves u + warp L(u) = v approximately
     loss: Array  # (X,) log mix, the loss of the remove direction
     posterior: Array  # (X,) q e^y / mix at each node, with y = u/sigma - 1/(2 sigma^2)
@@ -106,13 +106,13 @@ def high_blur(sigma: Array) -> Array:
 
 
 def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
-    """Return both ends of a grid in u. For remove it reaches beyond the far window. For add it holds the tilted law."""
+    """Return both ends of a grid in u. The grid covers the far window for remove, and the tilted law for add."""
     sigma, q, sign, _, high = steps
     xp = namespace(sigma, high, c)
-    # At `last` the far window is below 1e-60. So a tilted law, times the far window, has a mass of less than e^-45
-    # beyond the grid, even if the law grows by a factor e^60 between `high` and `last`.
+    # A grid for remove ends at `last`, where the far window is below 1e-60. So the tilted law times the far window has
+    # a mass of less than e^-45 beyond `last`, even if the law grows by a factor e^60 between `high` and `last`.
     removing, first, last = sign > 0, -((2.0 * TAIL_NATS) ** 0.5), high + 17.0 * high_blur(sigma)
-    if xp is np and np.all(removing):  # the tilted law matters only in the add direction
+    if xp is np and np.all(removing):  # only a grid for add depends on the tilted law
         shape = np.broadcast_shapes(np.shape(sign), np.shape(c), last.shape)
         return np.full(shape, first), np.broadcast_to(last, shape)
     lo, hi = quadrature_range(sigma, q, sign, c)
@@ -126,7 +126,7 @@ def ends(steps: Steps, c: Array) -> tuple[Array, Array]:
 
 
 def grid(steps: Steps, c: Array, nodes: int, frequency: Array | None = None, stop: Array = np.inf) -> Grid:
-    """Place `nodes` points up to u = `stop`: evenly spaced, or if `frequency` is given, resolving e^{i frequency L}."""
+    """Return a grid up to u = `stop`: evenly spaced if `frequency` is None, else fine enough for e^{i frequency L}."""
     sigma, q, _, low, high = steps
     xp = namespace(sigma, low, high, c)
     lo, hi = ends(steps, c)
@@ -210,7 +210,7 @@ class Shares(NamedTuple):
 
 
 def shares(grids: Grid) -> Shares:
-    """Return the grids with bulk and jumps as shares of their sum."""
+    """Compute `Shares` from the grids: at each node, the bulk and the jumps are expressed as shares of their sum."""
     xp = namespace(grids.log_bulk)
     both = xp.logaddexp(grids.log_bulk, grids.log_jump)
     bulk, jump = xp.exp(grids.log_bulk - both), xp.exp(grids.log_jump - both)
@@ -218,7 +218,7 @@ def shares(grids: Grid) -> Shares:
 
 
 def _weights(law: LossLaw, parts: Shares, c: Array) -> tuple[Array, Array]:
-    """Tilt bulk plus jumps by c. Return the log of the largest weight, (J,), and weights over the largest, (J, X)."""
+    """Tilt bulk plus jumps by c. Return the log of the largest weight, (J,), and weights/(largest weight), (J, X)."""
     xp = namespace(law.gauss_n, parts.loss, c)
     exponent = xp.where(law.sign > 0, c + 1.0, -c)[..., None, None] * parts.loss + parts.log_both
     top = xp.max(exponent, axis=-1)
@@ -242,7 +242,8 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
     """Return `log_size` and its first two derivatives in c.
 
-    The results only place the contour. The smaller of A and B may underflow if it is below e^-600 times the larger.
+    The smaller of A and B may underflow if it is below e^-600 times the larger. This is harmless, since the results
+    only place the contour.
     """
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
@@ -329,7 +330,7 @@ def _gaussian(u: Array) -> Array:
 
 
 def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]) -> tuple[Array, Array, Array, Array]:
-    """Bound, per cell of Im u = alpha, log int |bulk| and log int |jumps| from above, and arg mix from both sides."""
+    """Per cell of Im u = alpha, return upper bounds of log int |bulk| and log int |jumps|, and a range of arg mix."""
     (sigma, q, sign, *_), (u, loss) = steps, edges
     xp = namespace(u, loss, c, alpha)
     angle, width, power = (alpha / sigma)[..., None], sigma[..., None], c[..., None] + 1.0
@@ -354,9 +355,9 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 
 
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
-    """Bound log densities of bulk and jumps (rows) from above for Im u <= alpha, at both ends of the grid (columns)."""
-    # The path's two upright sides join the line Im u = alpha to the axis, up to half a step outside the grid. There the
-    # density is at most the density at the nearest node, so a bound at this node suffices.
+    """Bound log densities for Im u <= alpha from above. Rows: bulk, jumps. Columns: the grid's first and last node."""
+    # Two upright sides join the ends of the path Im u = alpha to the real axis, up to half a step outside the grid. On
+    # a side the density is at most the density at the nearest node, so a bound at this node suffices.
     sigma, _, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
     u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
@@ -390,7 +391,8 @@ def tails(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
     inner = xp.abs(nodes.u[..., 0])
     slope = xp.where(sign > 0, 0.0, c * nodes.posterior[..., 0] / sigma)
     outside = xp.where(slope < inner - 0.5, 1.0 / xp.maximum(inner - slope, 0.5), USELESS)
-    # For remove the law ends at the grid's right end. For add it falls at least like e^{-steep u} there.
+    # `after` bounds the mass beyond the grid's right end, divided by the density at this end. For remove the law ends
+    # there. For add the law falls at least like e^{-steep u} beyond it.
     steep = nodes.u[..., -1] + c * nodes.posterior[..., -1] / sigma
     after = xp.where(sign > 0, 0.0, xp.where(steep > 0.5, 2.0, USELESS))
 
@@ -408,7 +410,7 @@ def _least(
 ) -> Array:
     """Bound an error on several lines Im u > 0. Return the least bound, or USELESS if the grid cannot resolve the law.
 
-    error : maps the heights of the lines to error bounds, both with a new axis in front.
+    error : given the heights Im u of the lines, returns error bounds. The first axis of both is over the lines.
     exponents : one for each line. 0 gives the height that suits the far window, and 1 the largest height allowed.
     """
     xp = namespace(nodes.step, like)
@@ -416,19 +418,19 @@ def _least(
     lowest = xp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)
     heights = lowest * (widest / lowest) ** in_front(exponents, like.ndim)
     errors = ROUNDED_UP * xp.min(error(heights), axis=0)
-    # A grid of step 20 sigma or more cannot resolve the law (kernels/README.md, section 6). Below sigma = 2e-3,
-    # 1/sigma is too large for the closed forms of the remainder.
+    # Return USELESS for a grid of step 20 sigma or more, which cannot resolve the law (kernels/README.md, section 6),
+    # and for sigma up to 2e-3, where 1/sigma is too large for the closed forms of the remainder.
     seen = (sigma > 0.05 * nodes.step) & (sigma > 2e-3)
     return xp.where(seen[..., None], xp.minimum(errors, USELESS), USELESS)
 
 
 def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turning: Array | float) -> Array:
-    """Bound the integrals of A/A(c) and B/B(c) along the path's sides, where the phase is at most turning * Im u."""
+    """Bound the integrals of A/A(c) and B/B(c) along both sides of the path. Their phase is at most turning * Im u."""
     xp = namespace(nodes.u, c, alpha)
     climb = in_front(np.arange(1.0, STAIRS + 1.0) / STAIRS, alpha.ndim)
     decay = 2.0 * xp.pi * alpha / nodes.step
-    # As Im v grows along a side, the bound of the integrand grows, and the kernel e^{-2 pi Im v/step} falls. So on each
-    # stair the integrand is at most its bound at the upper end, and the kernel at most its value at the lower end.
+    # Each side is cut into STAIRS pieces. As Im v grows along a side, the bound of the integrand grows, and the kernel
+    # e^{-2 pi Im v/step} falls. So each piece takes the bound from its upper end and the kernel from its lower end.
     rise = side_bounds(steps, c, climb * alpha, nodes)
     turned = turning * alpha - decay * (climb - climb[0])
     exponent = rise + turned[..., None, None] - own[..., None]
@@ -438,8 +440,8 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
     """Bound the errors of A/A(c) and B/B(c) at c + it, |t| <= t_max, that come from the grid's step and ends.
 
-    The line of integration is moved to Im u = alpha. There `Im v = alpha + warp arg mix`. So the kernel
-    e^{-2 pi Im v/step} falls where the phase `t arg mix` makes the integrand grow.
+    The path of integration is moved up to the line Im u = alpha. On this line `Im v = alpha + warp arg mix`. So the
+    trapezoid rule's kernel e^{-2 pi Im v/step} falls where the phase `t arg mix` makes the integrand grow.
     """
     xp = namespace(nodes.u, c, t_max)
     edges = cell_edges(steps, nodes)
@@ -459,7 +461,7 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Bound what `step_errors` bounds, for t = 0 and even spacing, by |mix| >= mix cos(v/2) with v = Im u/sigma."""
+    """Return bounds as `step_errors` does, for t = 0 and an even grid. Use |mix| >= mix cos(v/2), v = Im u/sigma."""
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
@@ -514,7 +516,7 @@ def _rounded_down(law: LossLaw, sampled: Array, frequency: Array) -> Array:
 
 
 def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Return a lower bound, by level sets, of the decay (`decay_of_both`) of sampled Gaussians if keep_bulk = 1."""
+    """For keep_bulk = 1, bound the decay (`decay_of_both`) due to sampled Gaussians from below. Use level sets."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     whole = _whole(grids, parts, law.sign[..., None], c[..., None])
     slabs, lengths = gaussian_errors.level_sets(law.gauss_sigma, law.gauss_q, whole)
@@ -523,7 +525,7 @@ def _by_levels(law: LossLaw, grids: Grid, parts: TiltedParts, c: Array, frequenc
 
 
 def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Return a lower bound, by a bound of |B|, of the decay (`decay_of_both`) of sampled Gaussians if keep_bulk = 0."""
+    """For keep_bulk = 0, bound the decay (`decay_of_both`) due to sampled Gaussians from below. Use a bound of |B|."""
     xp = namespace(law.gauss_n, grids.u, frequency)
     ceilings = _jump_ceiling(law, windows, c[..., None], grids, parts.log_jump, frequency[..., None])
     odds = parts.log_jump - parts.log_bulk
@@ -534,7 +536,7 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
 
 
 def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
-    """For remove, bound log(|B(c+it)|/B(c)) above for t >= frequency, on lines Im u > 0. There |e^{itL}| falls in t."""
+    """For remove, bound log(|B(c+it)|/B(c)) above for t >= frequency, on lines Im u > 0, where |e^{itL}| falls in t."""
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
     # heights of the line, in widths of the low window
@@ -570,7 +572,7 @@ def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> 
 
 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """Bound `K(c) + log kappa(c)` of the integrated compositions from above, if log A and log B are off by `errors`."""
+    """Bound `K(c) + log kappa(c)` for what is integrated, from above. log A and log B are off by at most `errors`."""
     own, rise = _log_total(law, keep_bulk, parts, c)
     value = own + _raised(law, keep_bulk, parts, errors, rise) + log_kappa(c)
     return value + _sum_rounding(law, parts, rise, c)

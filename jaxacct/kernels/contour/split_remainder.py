@@ -2,8 +2,8 @@
 
 A step is far if its outcome is in the far tail of split_parts.py, and a bulk step if its outcome is in the bulk.
 Compositions with a far step have a mass p under P and a mass q under Q.  They contribute p - e^eps q to delta, plus an
-excess, which is bounded.  In a bulk composition all steps are bulk steps.  Chernoff's bound limits what bulk
-compositions contribute (kernels/README.md, section 6).
+excess if some of them have a loss below eps.  The excess is bounded.  In a bulk composition all steps are bulk steps.
+Chernoff's bound limits what bulk compositions contribute (kernels/README.md, section 6).
 The likelihood ratio mix and the windows w1 and w2 are those of split_parts.py.
 """
 
@@ -53,8 +53,8 @@ class FarMasses(NamedTuple):
 class Remainder(NamedTuple):
     """Bounds, for every eps, of the part of delta that the contour does not integrate.
 
-    Compositions with a far step contribute p - e^eps q, with the p and q of `far`, plus an excess. Bulk compositions,
-    in which all steps are bulk steps, contribute at most Chernoff's bound, plus `bulk_mass`.
+    Compositions with a far step contribute `far.p - e^eps far.q`, plus an excess if some have a loss below eps. Bulk
+    compositions, in which all steps are bulk steps, contribute at most Chernoff's bound plus `bulk_mass`.
     """
 
     far: FarMasses
@@ -101,8 +101,8 @@ def scale_of(law: LossLaw, epsilon: Array) -> Array:
     q, n, exponent = law.gauss_q, law.gauss_n, xp.minimum(law.gauss_sigma**-2.0, LARGEST_EXPONENT)
     without_hits = -xp.sum(n * log1p(-q), axis=-1)
     deviation = xp.sqrt(xp.sum(n * q**2 * xp.expm1(exponent), axis=-1) + law.mu2)
-    # Why 0.25: at eps = 0, of 180 random configurations in which few steps sample the record, the factors 0.25 and 1
-    # certify all, and the factor 0.03 certifies only nine tenths.
+    # Why the factor 0.25: 180 random configurations, in which few steps sample the record, were tried at eps = 0. All
+    # are certified with the factors 0.25 and 1, and only nine tenths with the factor 0.03.
     return xp.maximum(epsilon, xp.maximum(0.25 * xp.minimum(without_hits, deviation), 1e-12))
 
 
@@ -116,7 +116,7 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     scale = scale_of(law, epsilon)[..., None]
     widest = far_by_mass(law, log_delta + log_tol)
     sigma, q = law.gauss_sigma[..., None], law.gauss_q[..., None]
-    # Choose windows by a rough quadrature, which enters no bound. Only 1e-19 of the outcomes lie below its start, -9.
+    # A rough quadrature chooses the windows. No bound depends on it. It starts at u = -9: Q(u < -9) is about 1e-19.
     step = (widest + 9.0) / 159
     u = -9.0 + step[..., None] * xp.arange(160)
     loss, _ = log_mix(sigma, q, u)
@@ -148,7 +148,7 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     lows = place_of(sigma, q, (scale * np.geomspace(0.005, 0.8, 14))[..., None, :]) - 2.0 * low_blur(sigma)
     place = (lows[..., None] - u) / low_blur(sigma)[..., None]
     inside = xp.where(place > -BULK_END, _phi(place), 0.0)
-    most = inside[..., -1:, :]  # the window with the highest centre is the largest one at every u
+    most = inside[..., -1:, :]  # the last window has the highest centre, so it is the largest at every u
     shares = inside / xp.where(most > 0.0, most, 1.0)
     grown = base + (at + 1.0) * loss + xp.log(most)
     top = xp.max(grown, axis=-1)[..., None]
@@ -180,12 +180,12 @@ def far_masses(law: LossLaw, high: Array) -> FarMasses:
 
 
 def bulk_grids(law: LossLaw, choice: WindowChoice, points: int) -> tuple[Grid, Array]:
-    """Return grids of bulk steps, cut off at BULK_END window widths above `choice.low`, and two Chernoff abscissae."""
+    """Return grids cut off BULK_END widths above the low window, and two abscissae for the bulk's Chernoff bound."""
     xp = namespace(law.gauss_n, choice.low)
     sigma, one = law.gauss_sigma, xp.ones_like(choice.bulk_at)
     stop = choice.low + BULK_END * low_blur(sigma)
     grids = grid(steps_of(law, choice.low, choice.high), one[..., None], points, stop=stop)
-    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # 1.1 may be too large for the grid
+    return grids, xp.stack([f * choice.bulk_at for f in (0.85, 1.1)])  # if 1.1 is too large for the grid, 0.85 counts
 
 
 def bounds(
