@@ -221,7 +221,7 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
 
 
 def numbers_of_rule(sampling: str, fields: Mapping[str, Any], group: int = 1) -> dict[str, Any]:
-    """Return those of `fields` that `dp_sgd` needs as arguments for a batch rule, without numbers that it computes."""
+    """Return the entries of `fields` that `dp_sgd` needs as arguments for a batch rule, not those that it computes."""
     rule = RULES[rule_name(sampling)]
     needs = (*rule.needs(group), *(["groups"] if rule.in_turns else []))
     rate = () if "batch_size" in needs else ("sampling_probability",)
@@ -270,7 +270,7 @@ def _only(values: Any) -> Any:
 
 
 class Rule(NamedTuple):
-    """A way to draw the batches of a run, with the mechanism that accounts for it and the numbers that it needs."""
+    """A way to draw the batches of a run: the mechanism that accounts for the run, and the numbers that it needs."""
 
     step: Callable[..., Mechanism]  # builds the mechanism of one step, or of one round or epoch if `in_passes`
     takes: tuple[str, ...]  # numbers of a run that `step` takes
@@ -288,11 +288,11 @@ class Rule(NamedTuple):
 
     @property
     def period(self) -> str:
-        """Return the name of the number of steps in one round, epoch or turn of all groups; "" if the rule has none."""
+        """Return which number counts the steps of a round, epoch or turn of all groups: "slots", "groups" or ""."""
         return "slots" if self.in_passes else "groups" if self.in_turns else ""
 
     def knows(self, name: str) -> bool:
-        """Return whether a run with this rule may give the number `name`. Names outside `OF_RULES` fit every rule."""
+        """Return whether the number `name` may be given with this rule. Numbers outside `OF_RULES` fit every rule."""
         return name not in OF_RULES or name in (*self.needs(), self.period)
 
 
@@ -305,7 +305,7 @@ def rule_name(sampling: Any, name: str = "sampling") -> str:
 
 
 def _require_numbers(rule: Rule, sampling: str, fields: Mapping[str, Any], group: int, unknown: str) -> None:
-    """Refuse `fields` if a number is missing, says the same as another one, or belongs to another batch rule."""
+    """Refuse `fields` that lack a number, give one twice (as steps and as epochs), or give a number of another rule."""
     for names, name in ((RATES, "sampling_probability"), (LENGTHS, "steps")):
         said = [word for word in names if word in fields]
         if name == unknown and said:

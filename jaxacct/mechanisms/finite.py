@@ -29,7 +29,7 @@ SUM_LIMIT = 1e-12
 
 
 class OfFinitePair(BaseMechanism):
-    """Base mechanism whose privacy loss, also after Poisson sampling, has a law computed from its finite pair."""
+    """Base mechanism with a finite pair. The law of its loss, plain or Poisson sampled, is computed from the pair."""
 
     def part(self, rate: np.ndarray, relation: str, direction: str) -> Part:
         return sample_pair(self.finite_pair(relation), rate, direction)
@@ -212,8 +212,8 @@ def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = 
     The error is at most 16 roundoffs of the value plus 1e-323. Let x = q (e^loss - 1). The value is log1p(x). Where
     x < -1/2, digits of 1 + x would cancel, and the value is log((1-q) + q e^loss). Beyond a loss of 700, e^loss is
     computed as the square of e^(loss/2). Where x overflows, the value is loss + log(q). This sum is at least 700, so
-    its digits do not cancel. Where `excess` is finite, it replaces e^loss - 1: `excess` is p/q - 1 for the masses p and
-    q of an outcome, known more accurately than the loss.
+    its digits do not cancel. Where `excess` is finite, it is taken for e^loss - 1, which it gives more accurately than
+    the loss does.
     """
     given = np.nan if excess is None else excess
     loss, q, given = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (loss, rate, given)))
@@ -237,9 +237,9 @@ def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.nda
     """Compute log(p/q) of positive masses, with an error of at most 8 roundoffs of the value.
 
     Exchanging p and q only changes the sign of the answer. `difference` is p - q, known to a few roundoffs. Where p and
-    q are near, the answer is computed from `difference`. Elsewhere it is the logarithm of p/q, at least .4 in size.
-    Where the larger mass is over 1e300 times the smaller one, it is log(p) - log(q). There this difference exceeds 690
-    in size, so its digits do not cancel.
+    q are near, the answer is computed from `difference`. Elsewhere it is the logarithm of the quotient p/q, and is at
+    least .4 in size. If the larger mass is over 1e300 times the smaller one, the answer is log(p) - log(q). These
+    logarithms differ by more than 690, so their digits do not cancel.
     """
     large, small = np.maximum(p, q), np.minimum(p, q)
     near = np.abs(difference) <= 0.5 * small
@@ -315,9 +315,9 @@ class FiniteOutput(FiniteMechanism):
         above_p, above_q = (sums(np.concatenate([x, -np.ones_like(x[..., :1])], -1))[..., None] for x in given)
         p, q = (x / (1.0 + above) for x, above in zip(given, (above_p, above_q), strict=True))
         common = (p > 0.0) & (q > 0.0)
-        # `one` and `two` are p and q before the division by their sums: where they are close, `one - two` is exact. So
-        # p/q - 1 and log p/q are first computed from `one` and `two`. `above_p` and `above_q`, by which the sums exceed
-        # 1, then correct for the division. Both are correctly rounded.
+        # `one` and `two` are p and q before the division by their sums. `one - two` is exact where they are close, so
+        # p/q - 1 and log p/q are first computed from `one` and `two`, and then corrected for the division. The sums
+        # exceed 1 by `above_p` and `above_q`, correctly rounded.
         one, two = (np.where(common, x, 1.0) for x in given)
         with np.errstate(over="ignore"):
             excess = (one - two) / two
@@ -335,7 +335,7 @@ class FiniteOutput(FiniteMechanism):
         return sum((x for x, other in zip(masses, q, strict=True) if other == 0.0), Fraction(0)) / sum(masses)
 
     def symmetric(self) -> bool:
-        """Return whether the loss has the same law in both directions, to the last bit."""
+        """Return whether the loss has the same law for remove and for add, bit for bit."""
         pair = self.pair()
         here, there = _sorted_law(pair.loss, pair.p), _sorted_law(-pair.loss, pair.q)
         return bool(np.array_equal(here, there) and np.array_equal(pair.p_infinity, pair.q_infinity))

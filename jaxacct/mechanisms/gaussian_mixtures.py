@@ -1,4 +1,4 @@
-"""Mechanisms whose outputs are Gaussian mixtures: dominating pairs (README.md, "Pairs of mixtures") and weights."""
+"""Mechanisms with Gaussian mixtures as outputs: dominating pairs (README.md, "Pairs of mixtures"), mixture weights."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ Points = tuple[np.ndarray, np.ndarray]
 
 
 class Mixture(NamedTuple):
-    """Law sum_j weight_j N(mean_j, 1): means in standard deviations of the noise, and weights > 0, (A,) each."""
+    """The law sum_j weight_j N(mean_j, 1). Means (A,) are in standard deviations of the noise, weights (A,) are > 0."""
 
     mean: np.ndarray
     weight: np.ndarray
 
 
 def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
-    """Return half-line ends in [low - 37, high + 37] for means in [low, high]; their number grows with `fineness`."""
+    """Return ends of half lines, from low - 37 to high + 37, for means in [low, high]. `fineness` multiplies them."""
     far = QUANTILES_PER_TAIL * fineness
     below, above = np.linspace(-37.0, -9.0, far)[:-1] + low, np.linspace(9.0, 37.0, far)[1:] + high
     return np.concatenate([below, np.linspace(low - 9.0, high + 9.0, CENTRAL_QUANTILES * fineness), above])
 
 
 def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -> Points:
-    """Return points (eps, delta) of half lines: eps is log p/q at a half line's end u, delta is its P - e^eps Q.
+    """Return a point (eps, delta) for each half line L that ends at u: eps = log p(u)/q(u), delta = P(L) - e^eps Q(L).
 
     The half lines are above u for `sign` 1, and below u for `sign` -1. The ratio p/q must exceed 1 and be monotone on
     each half line.
@@ -64,8 +64,8 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
         gain = np.exp(log_tail(p))
         cost = np.exp(log_tail(q) + loss)
         squares = u**2 + max(np.max(p.mean**2), np.max(q.mean**2))
-        # `doubt` is the relative error of gain and cost. Logarithms up to 700 are rounded by 8e-14 each. In `cost`,
-        # terms of the size of u^2 and of the squared means cancel, and leave their rounding errors.
+        # `doubt` bounds the relative error of gain and cost. Its 1e-12 covers logarithms up to 700, each rounded by
+        # 8e-14. Its other term covers the rounding errors of terms of size u^2 and mean^2, which cancel in `cost`.
         doubt = 1e-12 + 4e-15 * squares
         delta = np.maximum(gain - cost, 0.0) + doubt * (gain + cost)
     order = np.flatnonzero((loss > 0.0) & np.isfinite(loss) & ~np.isnan(delta))[:: int(sign)]
@@ -73,9 +73,10 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return a pair that dominates every pair whose deltas in the two directions are at most those of the points.
+    """Return a pair that dominates every pair whose delta at each point's eps is at most that point's delta.
 
-    `forward` and `reverse` are points (eps, delta). `scale` is the largest shift of a mean, in standard deviations.
+    The points (eps, delta) are `forward` for remove, and `reverse` for add. `scale` is the largest shift of a mean, in
+    standard deviations.
     """
     least = LEAST_RELATIVE_GAP * scale
     # raise small eps to `least`: a profile falls, so the delta of a point also bounds delta at any larger eps
@@ -86,7 +87,7 @@ def profile_of_points(forward: Points, reverse: Points, scale: float) -> FiniteP
     delta, back = np.concatenate([forward[1], none[1]]), np.concatenate([none[0], reverse[1]])
     order = np.argsort(epsilon, kind="stable")
     epsilon, delta, back = epsilon[order], delta[order], back[order]
-    # where several points nearly coincide, the last one is kept, with the least delta of these points
+    # Each point gets the least delta up to its eps. Of points with nearly equal eps, only the last is kept.
     delta, back = np.minimum.accumulate(delta), np.minimum.accumulate(back)
     keep = np.append(np.diff(epsilon) > least, True)
     return pair_of_profile(epsilon[keep], delta[keep], back[keep])
@@ -102,7 +103,7 @@ def mixture_pair(shift: np.ndarray, weight: np.ndarray) -> FinitePair:
     u = quantiles(0.0, widest)
     forward, reverse = half_line_points(p, q, u), half_line_points(q, p, u, -1.0)
     nothing = float(weight[shift == 0.0].sum())
-    if nothing > 0.0:  # add: no loss exceeds -log(chance of no contribution), so delta is 0 there
+    if nothing > 0.0:  # for add no loss exceeds -log(nothing), so delta is 0 at `largest`
         largest = -np.log(nothing) * (1.0 + 1e-15) + 1e-15
         keep = reverse[0] < largest
         reverse = (np.append(reverse[0][keep], largest), np.append(reverse[1][keep], 0.0))
@@ -126,8 +127,8 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
 
     Here weight_j is the chance of j contributions, and delta_j is the delta of the Gaussian of sensitivity shift_j. The
     sum bounds the delta of a mechanism that also reveals j, and so leaks more (README.md, "Groups of records"). If the
-    sensitivities `always` are given, the sum with these sensitivities, at a instead of a', is a second bound. At each
-    eps the pair takes the smaller bound.
+    sensitivities `always` are given, a second bound is sum_j weight_j times the delta(log a) of the Gaussian of
+    sensitivity always_j. At each eps the pair takes the smaller bound.
     """
     reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # chance of j > 0, rounded up, which raises delta
     ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]
@@ -140,7 +141,7 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
         order = np.argsort(shift[some])
         shift, weight = shift[some][order], weight[some][order]
         laws.append((shift, weight, reach))
-        # `grids` gets epsilons that suit at most 12 Gaussians of each bound
+        # the epsilons in `grids` are losses of some Gaussians, at most 12 for each bound
         for one in shift[np.unique(np.linspace(0, shift.size - 1, 12).astype(int))]:
             inner = np.concatenate([np.linspace(0.0, one, 100), one * (0.5 * one + z)])
             inner = inner[inner > 0.0]
@@ -167,7 +168,7 @@ def two_points(first: float, second: float, q: float) -> Mixture:
 
 
 def zero_out_points(rate: float, s: float) -> tuple[Points, Points]:
-    """Return (forward, reverse) points of a step under zero_out (README.md, "Zero-out where the slot is kept")."""
+    """Return points of a profile, (forward, reverse), for zero_out (README.md, "Zero-out where the slot is kept")."""
     u = quantiles(-s, s)
     with_it, without = two_points(-s, s, rate), two_points(-s, 0.0, rate)
     forward = half_line_points(with_it, without, np.append(0.5 * s, u[u > 0.5 * s]))
@@ -181,7 +182,7 @@ def sampled_points(q: float, shift: float) -> Points:
 
 
 def replaced_gaussian(q: float, s: float) -> FinitePair:
-    """Return a pair that dominates ((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)), on 8 times as many points as usual."""
+    """Return a pair that dominates ((1-q) N(0) + q N(s), (1-q) N(0) + q N(-s)), at 8 times as many points as usual."""
     points = half_line_points(two_points(0.0, s, q), two_points(0.0, -s, q), quantiles(-s, s, 8))
     return profile_of_points(points, points, 2.0 * s)
 
@@ -212,7 +213,7 @@ def binomial(trials: int, chance: Decimal) -> np.ndarray:
 
 
 def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
-    """Return the chances that a batch, drawn without replacement from `size` records, holds 0..group group records.
+    """Return Pr[a batch, drawn from `size` records without replacement, has j of the `group` records], j = 0..group.
 
     >>> hypergeometric(4, 2, 2).round(12).tolist()
     [0.166666666667, 0.666666666667, 0.166666666667]
@@ -247,7 +248,7 @@ def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> Finite
 
 
 def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return N(0, 1) masses between `edges`, and error bounds, which cover edges rounded after a shift by `moved`."""
+    """Return the N(0, 1) masses between `edges` and their error bounds. `edges` were shifted by `moved` and rounded."""
     from scipy import special  # slow to import
 
     low, high = edges[:-1], edges[1:]
@@ -260,7 +261,7 @@ def _cell_masses(edges: np.ndarray, moved: float) -> tuple[np.ndarray, np.ndarra
 
 
 class Branch(NamedTuple):
-    """One case of a step, of probability `share`; its pair is (sum_j weights_j N(shifts_j, 1), N(0, 1))."""
+    """One case of a step. It has the probability `share` and the pair (sum_j weights_j N(shifts_j, 1), N(0, 1))."""
 
     share: float
     shifts: np.ndarray  # (A,) shifts >= 0 in standard deviations
@@ -273,7 +274,7 @@ class OfGaussianMixtures(Mechanism):
 
     @abstractmethod
     def branches(self, relation: str) -> list[list[Branch]] | None:
-        """Return each configuration's branches for "remove", or None if unknown. "add" swaps a branch's two laws."""
+        """Return the branches of each configuration for "remove", or None if unknown. For "add" swap their two laws."""
 
     def of_gaussians(self) -> bool:
         """Return whether the mechanism has branches under some relation."""
@@ -281,7 +282,7 @@ class OfGaussianMixtures(Mechanism):
 
     @abstractmethod
     def attained(self, relation: str) -> bool:
-        """Return whether the branches are exact under the relation; if not, they are an upper bound."""
+        """Return whether the branches give the exact delta under the relation. If not, they give an upper bound."""
 
     def has_bracket(self) -> bool:
         return self.of_gaussians() and not self.ordinary()
@@ -300,7 +301,7 @@ class OfGaussianMixtures(Mechanism):
 
 
 def require_gaussian(name: str, mechanism: Any) -> None:
-    """Refuse any base but a Gaussian; for several Gaussians the error names the single Gaussian that equals them."""
+    """Refuse a base that is not one Gaussian. The error for several Gaussians says which one Gaussian equals them."""
     if isinstance(mechanism, Gaussian):
         return
     remedy = "give the one Gaussian of noise (sum z^-2)^(-1/2) that they are"

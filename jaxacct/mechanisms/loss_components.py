@@ -46,7 +46,7 @@ class Components(NamedTuple):
     Parameters
     ----------
     sign : (B,)
-        +1 for remove, where P is the mixture of the two laws of a base pair and Q is the second of them; -1 for add,
+        +1 for remove, where P is the mixture of the two laws of a base pair and Q is the second law; -1 for add,
         where P and Q are exchanged.
     mu2 : (B,)
         Sum of n / sigma^2 over Gaussians sampled at q == 1; their total loss is N(mu2/2, mu2).
@@ -145,7 +145,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     shape = batch_shape(mechanism)
     refuse_tracers("components", "jaxacct.kernels.contour", mechanism=mechanism)
     checked = mechanism.validated()
-    with np.errstate(over="ignore", invalid="ignore"):  # numbers beyond float64 make no law, which is seen below
+    with np.errstate(over="ignore", invalid="ignore"):  # a part that overflows is found by `law` below
         counted = checked.expand_below(relation, direction) if below else checked.expand(relation, direction)
     size = int(np.prod(shape, dtype=np.int64))
 
@@ -160,7 +160,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     (scale, rate), n = _columns(counted, LaplacePart, shape)
     sampled.append((scale, rate, np.where(rate > 0.0, n, 0.0)))
     noise = []
-    for scale, rate, n in sampled:  # drop parts that no row has; a row without a part gets dummies and the count 0
+    for scale, rate, n in sampled:  # drop parts that no row has; a row that lacks a part has count 0 for it
         scale, rate, n = (np.compress(n.any(axis=0), x, axis=1) for x in (scale, rate, n))
         noise.append((np.where(n > 0.0, scale, 1.0), np.where(n > 0.0, rate, 0.5), n))
     gauss, laplace = noise
@@ -169,7 +169,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     total = mass.sum(axis=2) + infinity
     with np.errstate(invalid="ignore"):
         law = np.isfinite(loss).all(axis=2) & (total <= 1.0 + LARGEST_GAP if below else total >= 1.0 - LARGEST_GAP)
-    if not law.all():  # numbers beyond float64, such as 1/scale
+    if not law.all():  # where a number such as 1/scale overflowed, delta counts as 1, or as 0 if `below`
         loss, mass = (np.where(law[:, :, None], each, 0.0) for each in (loss, mass))
         infinity = np.where(law, infinity, 0.0 if below else 1.0)
     rho, xi = _concentrated(counted, shape)
@@ -229,7 +229,7 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
 
 
 def add_and_remove(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether the two directions of a relation are add_one and remove_one, so that each can be asked alone.
+    """Return whether the two directions of a relation are add_one and remove_one, for which a caller may ask alone.
 
     The answer is False for replace_one, and for zero_out if an added record displaces others (README.md, "Zero out").
 
@@ -259,7 +259,7 @@ def exact_sum(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 def _columns(
     counted: list[tuple[Part, np.ndarray]], kind: type[Part], shape: tuple[int, ...]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return (fields, counts) of the parts of type `kind`, with axes B and J: each of J distinct parts has a column."""
+    """Return (fields, counts) of the parts of type `kind`, with axes (B, J) or (B, J, A), for J distinct parts."""
     joined: dict[tuple[bytes, ...], tuple[list[np.ndarray], np.ndarray]] = {}
     for part, count in counted:
         if not isinstance(part, kind):
@@ -302,5 +302,5 @@ def _concentrated(counted: list[tuple[Part, np.ndarray]], shape: tuple[int, ...]
 
 
 def _padded(atoms: np.ndarray, width: int) -> np.ndarray:
-    """Return atoms with zeros added at the end of the last axis."""
+    """Return atoms with zeros added at the end of the last axis, up to the length `width`."""
     return np.pad(atoms, ((0, 0), (0, 0), (0, max(width - atoms.shape[-1], 0))))

@@ -1,4 +1,4 @@
-"""Matrix mechanisms, whose Gaussian noise is correlated over steps, and balls in bins whose neighbours share noise."""
+"""Matrix mechanisms: Gaussian noise is correlated over steps. For balls in bins neighbouring bins may share noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MatrixMechanism(EqualToAnother):
     """The release of C X + Z: row i of X is the sum of step i's clipped gradients, Z has N(0, s^2 R^2) entries.
 
     C is the ``strategy`` of n steps, s is ``noise_multiplier``, and R is the clip norm. A run that adds noise C^-1 Z
-    leaks no more: its models follow from the release. Gradients may depend on all earlier outputs.
+    leaks no more, since its models are functions of C X + Z. Gradients may depend on all earlier outputs.
 
     Adding or removing a record must not move other records to other steps. If a list is shuffled and cut into batches,
     the other records do move. Then ask for ``relation="zero_out"`` or ``"replace_one"``.
@@ -104,7 +104,7 @@ class MatrixMechanism(EqualToAnother):
         return [self.equivalent()]
 
     def equivalent(self, below: bool = False) -> Mechanism:
-        """Return an equal mechanism that has no matrix. Its noise is rounded up if `below` is true, else down.
+        """Return an equal mechanism without a matrix. Its noise is rounded up for lower bounds (`below`), else down.
 
         >>> from jaxacct import strategies
         >>> run = MatrixMechanism(strategies.Toeplitz((3.0, 4.0), steps=8), 10.0)
@@ -119,7 +119,7 @@ class MatrixMechanism(EqualToAnother):
                 self.participation.sampling_probability,
                 _norms(self.strategy, self.participation.groups, below),
             )
-            # columns are left out if the lower bound of their norm is 0
+            # a norm of 0 would make the noise infinite, which leaks nothing, so such columns are left out
             blocks = [repeat(PoissonSampled(Gaussian(noise / norm), rate), n) for norm, n in norms if norm > 0.0]
             return blocks[0] if len(blocks) == 1 else compose(*blocks)
         moves = self.strategy.sensitivity(self.participation)
@@ -127,11 +127,11 @@ class MatrixMechanism(EqualToAnother):
 
 
 def _norms(strategy: Strategy, groups: int, below: bool) -> list[tuple[float, int]]:
-    """Return (bound, count) for the norms of the columns that one group of records uses, largest bound first.
+    """Return bounds of the norms of the columns that one group of records uses, as (bound, count), largest first.
 
-    If `below`, the bounds are lower bounds for one group. Otherwise the k-th bound is an upper bound of the k-th
-    largest norm in every group. Nearly equal bounds are merged into the least of them if `below`, else into the
-    largest.
+    If `below`, they are lower bounds for the group with the largest sum of squares. Otherwise the k-th bound is an
+    upper bound of the k-th largest norm in every group. `count` nearly equal bounds are replaced by the least of them
+    if `below`, else by the largest.
     """
     squares, blocks, side = strategy.squared_norms()[0 if below else 1], -(-strategy.steps // groups), 1.0 - 2.0 * below
     by_group = np.pad(squares, (0, blocks * groups - squares.size)).reshape(blocks, groups).T
@@ -152,7 +152,7 @@ def _norms(strategy: Strategy, groups: int, below: bool) -> list[tuple[float, in
 
 
 def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return |C[i, i]| and |C[i, i - 1]| (0 for i = 0) of every step i; refuse runs without a known bound."""
+    """Return |C[i, i]| and |C[i, i - 1]| (0 for i = 0) of every step i. Refuse `bins` for which no bound is known."""
     if strategy.overlap > 2:
         raise InputError(
             f"{type(strategy).__name__} has {strategy.overlap} bands, and balls in bins need at most 2: no bound is "
@@ -173,7 +173,7 @@ def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
-    """Return the `Bins` of a run: a normal variable for each bin, from which the likelihood ratio is made."""
+    """Return as `Bins` the normal variables, one for each bin, of which the run's likelihood ratio is a function."""
     diagonal, beside = bands_of(strategy, bins)
     rows = -(-strategy.steps // bins)
     by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins).T
@@ -191,7 +191,7 @@ def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
 
 @functools.lru_cache(maxsize=KEPT)
 def contours_of(strategy: Strategy, bins: int, noise: float) -> Profile:
-    """Return the profile of a run. The profile is cached, and keeps the contours that it has placed."""
+    """Return the cached profile of a run. The contours that one call places serve later calls too."""
     return Profile(normals_of(strategy, bins, noise))
 
 
@@ -200,10 +200,11 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
     profile, found = contours_of(strategy, bins, noise), np.zeros(3)
     mu = _largest(profile)
     eps = np.linspace(0.0, mu * (0.5 * mu + 40.0), 4001)
-    # `most` is an upper bound of eps, from the Gaussian that reveals the bin. At the last eps its delta counts as 0.
+    # The Gaussian that also reveals the bin bounds the run. `most` is the first grid point where its delta is at most
+    # `delta`, and so an upper bound of the run's eps. At the last grid point its delta counts as 0.
     most = float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
     for sign in signs:
-        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # else this direction's eps is <= found
+        if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # else eps in this direction is <= found[0]
             found = np.maximum(found, profile.epsilon(sign, delta, most))
     return found
 
@@ -231,10 +232,10 @@ def _largest(profile: Profile) -> float:
 
 @functools.lru_cache(maxsize=KEPT)
 def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedProfile, ...]:
-    """Return the profile of a run in each direction: brackets of delta at some hundred values of eps."""
+    """Return two profiles of a run, for remove and for add. Each brackets delta at some hundred values of eps."""
     profile = contours_of(strategy, bins, noise)
     mu, found = _largest(profile), []
-    # the number of slots for which random allocation's likelihood ratio has the standard deviation of the bins' ratio
+    # `losses_for` takes a number of slots: choose it so that its likelihood ratio has the bins' standard deviation
     slots = max(np.expm1(min(mu * mu, 600.0)) / profile.bins.deviation**2, 1.0)
     with waiting(2, "directions of a round") as work:
         for sign, least in ((1.0, 3e-10), (-1.0, 1e-16)):
@@ -248,7 +249,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
 @register
 @dataclass(frozen=True, eq=False)
 class SharedBins(Mechanism):
-    """Balls in bins whose neighbours share noise. Compositions are bracketed by a dominating and a dominated pair."""
+    """Balls in bins where neighbouring bins share noise. A dominating and a dominated pair bracket compositions."""
 
     strategy: Strategy = field(metadata={"static": True})
     noise_multiplier: Leaf
@@ -280,7 +281,7 @@ class SharedBins(Mechanism):
 
 
 def in_bins(strategy: Strategy, noise: np.ndarray, bins: int, below: bool) -> Mechanism:
-    """Return `RandomAllocation` for equal bins, or a single bin, without shared noise; otherwise `SharedBins`."""
+    """Return `RandomAllocation` if no bins share noise, and all are equal or there is only one; else `SharedBins`."""
     diagonal, beside = bands_of(strategy, bins)
     equal = strategy.steps % bins == 0 and np.all(diagonal == diagonal[0])
     if not beside.any() and (equal or bins == 1):

@@ -36,7 +36,7 @@ class ExponentialMechanism(FiniteMechanism):
     """The exponential mechanism, Pr[r] proportional to e^{epsilon u(r)/(2 D)}, with D the sensitivity of u.
 
     Report noisy max with Gumbel noise of scale 2D/epsilon has the same law. D is the most by which a score moves under
-    the neighbouring relation of the question; if all scores move the same way under that relation, D/2 may stand for D.
+    the neighbouring relation of the question; if all scores move the same way under that relation, D/2 may replace D.
     The mechanism has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. At the worst t the delta is
 
         delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon.
@@ -170,7 +170,7 @@ class GaussianNoisyMax(BaseMechanism):
         return sample_pair(self.finite_pair(relation), rate, direction)
 
     def _shifts(self, relation: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return two sensitivities in units of sigma: of one difference of scores, and of all differences together."""
+        """Return two sensitivities, in sigma: of the difference of two scores, and of the vector of all differences."""
         moves = (2.0 if relation == "replace_one" else 1.0) * (1.0 if self.monotone else 2.0)
         sigma, many = np.broadcast_arrays(np.asarray(self.noise_multiplier, np.float64), self.candidates)
         both = np.floor(0.5 * many) * np.ceil(0.5 * many)
@@ -301,10 +301,10 @@ class NumericSparse(Mechanism):
 class PartitionSelection(Mechanism):
     """Release keys (partitions) of a table of counts, or noisy counts above a threshold. The keys need not be public.
 
-    A record adds at most 1 to the count of a key, and does so for at most ``contributions`` keys. For each key by
-    itself it is decided whether to release the key, and with which noisy count. This decision is (epsilon, delta)-DP
+    A record adds at most 1 to the count of a key, and does so for at most ``contributions`` keys. The mechanism decides
+    for each key by itself whether to release the key, and with which noisy count. This decision is (epsilon, delta)-DP
     for one record more or less. A key with count 0 is never released. The optimal rule and thresholded Laplace noise,
-    both in `jaxacct.samplers`, are of this kind. The release of all keys counts as a composition of ``contributions``
+    both in `jaxacct.samplers`, decide in this way. The release of all keys counts as a composition of ``contributions``
     mechanisms, each (epsilon, delta)-DP. Under ``replace_one`` it counts as twice as many mechanisms, since the record
     leaves some keys and enters others. ``kind`` is "bound". With k composed mechanisms, epsilon is infinite at deltas
     below 1 - (1 - delta)^k.
@@ -344,7 +344,7 @@ class PartitionSelection(Mechanism):
         )
 
     def _keys(self, relation: str) -> np.ndarray:
-        """Return the number of keys whose decisions a record changes."""
+        """Return the largest number of keys whose decisions one record can change."""
         return np.asarray(SENSITIVITY[relation] * np.asarray(self.contributions))
 
     def symmetric(self) -> bool:

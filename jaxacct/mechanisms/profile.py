@@ -1,4 +1,4 @@
-"""Pairs of laws made from exact or bracketed points of a privacy profile, and a mechanism given by such points."""
+"""Pairs of laws made from points (eps, delta) of a privacy profile, exact or bracketed; a mechanism given by points."""
 
 from __future__ import annotations
 
@@ -80,9 +80,8 @@ class PrivacyProfile(FiniteMechanism):
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         own, other = (self.delta, self.reverse_delta) if direction == "remove" else (self.reverse_delta, self.delta)
         least, falls = float(np.min(own)), np.exp(-np.asarray(self.epsilon, np.float64))
-        across = float(
-            np.min(1.0 - falls * (1.0 - np.asarray(other)))
-        )  # by the reverse points, as in `pair_of_profile`
+        # the bound of delta that the reverse points give, as in `pair_of_profile`
+        across = float(np.min(1.0 - falls * (1.0 - np.asarray(other))))
         return Fraction(least) if least < across - 1e-12 else None
 
     def symmetric(self) -> bool:
@@ -139,11 +138,11 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
         p_k = (f_{k-1} - f_k)/(1 - e^{-(eps_k - eps_{k-1})}) - (f_k - f_{k+1})/(e^{eps_{k+1} - eps_k} - 1),
 
     which is e^{eps_k} times the change of slope at the vertex. Atoms of loss -eps_k follow in the same way from the
-    reverse points, with the two laws exchanged. A negative p_k marks a point above the hull. Masses are rounded up. A
-    delta that is NaN is unknown, and counts as 1.
+    reverse points, with the two laws exchanged. At a point above the hull p_k would be negative. Masses are rounded up.
+    A delta that is NaN is unknown, and counts as 1.
     """
     delta, reverse = (np.where(np.isnan(x), 1.0, x) for x in (delta, reverse))
-    # H_a(P || Q) falls as `a` grows. At a = e^-eps <= 1 it is 1 - a + a * reverse, which bounds f at every a >= 1.
+    # H_a(P || Q) falls as `a` grows. So its value 1 - a + a * reverse at a = e^-eps <= 1 bounds it at every a >= 1.
     fall = np.minimum.accumulate
     across_f, across_r = (np.min(-np.expm1(-epsilon) + x * np.exp(-epsilon)) for x in (reverse, delta))
     f, r = fall(np.minimum(delta, across_f)), fall(np.minimum(reverse, across_r))
@@ -186,7 +185,7 @@ def stacked_parts(parts: list[FinitePart], shape: tuple[int, ...]) -> FinitePart
 def _as_one(
     laws: Sequence[FinitePair | FinitePart], atoms: int, fields: int, shape: tuple[int, ...]
 ) -> list[np.ndarray]:
-    """Stack the first `fields` fields of all laws. Of these the first `atoms` have an atom axis, padded with zeros."""
+    """Stack the first `fields` fields of all laws. The first `atoms` fields have an atom axis, padded with zeros."""
     most = max((law.loss.size for law in laws), default=1)
     padded = np.zeros((atoms, len(laws), most))
     for row, law in enumerate(laws):
@@ -218,11 +217,11 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
         if not above.any():
             return [int(k) for k in points]
-        # Of several points in a row that seem to lie above chords, every other one stays: rounding may hide a bend.
+        # Of points in a row that seem to lie above chords drop only every second one: some only seem so by rounding.
         place = np.arange(above.size)
         odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
         points = np.delete(points, 1 + np.flatnonzero(above & odd))
-    # Next to a low last point each pass above drops only one point. So this loop goes through the points one by one.
+    # If the last point is low, each of the 30 passes drops only one point. So this loop takes the points one by one.
     chain: list[int] = []
     for k in map(int, points):
         while len(chain) > 1:
@@ -253,7 +252,7 @@ def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -
 def _bridge(
     epsilon: np.ndarray, f: np.ndarray, r: np.ndarray, right: list[int], left: list[int]
 ) -> tuple[float, list[int], list[int]]:
-    """Join both directions' hulls by a common tangent. Return (tangent at eps 0, remaining points of each hull)."""
+    """Join the hulls of both directions by a tangent. Return its value at eps 0, and the points left in each hull."""
     right, left = list(right), list(left)
     while True:
         a, b = epsilon[left[0]], epsilon[right[0]]
@@ -279,7 +278,7 @@ def _refuse_disorder(epsilon: np.ndarray) -> None:
 
 
 class BracketedProfile(NamedTuple):
-    """Bracket of a convex profile: `lower` and `upper` bound delta at points eps, which ascend from 0; shape (K,)."""
+    """A bracket of a convex profile: lower <= delta <= upper at `epsilon`, which ascends from 0. Shape (K,) each."""
 
     epsilon: np.ndarray
     lower: np.ndarray
@@ -292,7 +291,7 @@ def pair_above(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePa
 
 
 def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePair:
-    """Return a pair that the two profiles dominate, up to rounding errors, which `direction_of` allows for."""
+    """Return a pair whose deltas are at most the profiles, but for rounding errors. `direction_of` allows for them."""
     # a delta that is NaN is unknown: its bracket is 0 to 1
     known = (
         BracketedProfile(eps, np.nan_to_num(low), np.nan_to_num(high, nan=1.0)) for eps, low, high in (forward, reverse)
@@ -305,13 +304,13 @@ def pair_below(forward: BracketedProfile, reverse: BracketedProfile) -> FinitePa
 
 
 def direction_of(pair: FinitePair, direction: str) -> FinitePart:
-    """Return the law, rounded down, of the loss in a direction of a pair from `pair_below`. The masses sum to 1."""
+    """Given a pair from `pair_below`, return the loss law in one direction, rounded down. The masses sum to 1."""
     order = np.argsort(pair.loss, kind="stable")
     loss, p, q = (x[order] for x in pair[:3])
     keep = (p > 0.0) & (q > 0.0)
     loss, p, q = loss[keep], p[keep], q[keep]
-    # The smaller of an atom's two masses is a difference of two sums in `beyond`, and has their rounding errors. The
-    # larger mass is e^|loss| times the smaller one, and so is its error.
+    # The smaller mass of an atom is a difference of two sums of masses (`beyond`), and has their rounding errors. The
+    # larger mass is e^|loss| times the smaller mass, and its error is e^|loss| times the smaller mass's error.
     beyond = np.where(loss >= 0.0, np.cumsum(q[::-1])[::-1], np.cumsum(p))
     with np.errstate(over="ignore"):
         # 128 roundoffs: 16 that `pair_of_profile` added, 16 for its error, 96 for the sums and the exponential here
@@ -337,7 +336,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
         loss = np.log(p) - np.log(q)
         lowest = int(np.argmin(loss))
         p[lowest] += rest
-        # The atom of lowest loss keeps its Q-mass. If its loss would exceed another one, it gets more Q-mass.
+        # The P-mass `rest` raises this atom's loss, but at most to the next loss: lowering a loss only lowers delta.
         others = np.delete(loss, lowest)
         most = float(others.min()) if others.size else 0.0
         loss[lowest] = min(np.log(p[lowest]) - np.log(q[lowest]), most)
@@ -348,7 +347,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
 
 
 def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return p and q with the lowest losses (P-mass at most `mass`) joined to one atom. Then a lattice is shorter."""
+    """Join the atoms of lowest loss (P-mass at most `mass`) into one, so that a lattice of losses is shorter."""
     order = np.argsort(loss, kind="stable")
     many = max(int(np.searchsorted(np.cumsum(p[order]), mass, side="right")), 1)
     first, others = order[:many], order[many:]
@@ -358,7 +357,7 @@ def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) 
 def _joined(
     epsilon: np.ndarray, delta: np.ndarray, back: np.ndarray, reverse: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (eps, delta, reverse) at the eps of both directions. Where a direction has no point, its delta is 1."""
+    """Return (eps, delta, reverse) at every eps of either direction. At eps where one has no point, its delta is 1."""
     both = np.union1d(epsilon, back)
     f, r = np.ones(both.size), np.ones(both.size)
     f[np.searchsorted(both, epsilon)], r[np.searchsorted(both, back)] = delta, reverse
@@ -366,7 +365,7 @@ def _joined(
 
 
 def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (eps, value) of the corners of a convex function below the profile. At the last corner the value is 0."""
+    """Return (eps, value) at the corners of a convex function below the profile, linear in e^eps between corners."""
     if epsilon.size < 3:  # a corner takes a chord on each side, so 3 points are needed
         return np.zeros(1), np.zeros(1)
     a = np.exp(epsilon)
@@ -427,10 +426,10 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         share = gap[:-1] / (gap[:-1] - gap[1:])
         crossing = knots[:-1] + np.log1p(np.expm1(step) * share)
-    # Crossings in large steps, where e^step overflows, are left out. That only raises the profile between the knots.
+    # Crossings of the two profiles become knots, but not where e^step overflows. Fewer knots only raise the result.
     inside = (gap[:-1] * gap[1:] < 0.0) & (step < 600.0) & np.isfinite(crossing)
     knots = spaced(np.unique(np.concatenate([knots, crossing[inside]])))
-    # the last knot must not be below the largest loss, beyond which only the mass at infinity remains
+    # Raise the last knot by roundoffs, so that no loss exceeds it: `delta[-1]` is only the mass at infinity.
     knots[-1] *= 1.0 + 4.0 * ROUNDOFF
     delta = np.maximum(*(profile_of_law(*law, knots) for law in laws))
     delta[-1] = max(infinite_one[0], infinite_two[0])
@@ -438,13 +437,13 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
 
 
 def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.ndarray) -> np.ndarray:
-    """Return delta, rounded up, at ascending eps >= 0 for a finite law of the loss. Sums begin at the largest loss."""
+    """Return delta, rounded up, at ascending eps >= 0 for a law of finitely many losses. Sums begin at the largest."""
     near = (loss > 0.0) & (loss < FAR_LOSS)
     infinite = infinite + float(np.sum(mass[~(loss < FAR_LOSS)]))  # a loss that is NaN counts as infinite
     order = np.flatnonzero(near)[np.argsort(loss[near], kind="stable")]
     atoms = [*zip((loss[order] * (1.0 + 8.0 * ROUNDOFF)).tolist(), mass[order].tolist(), strict=True)]
     units = 16.0 + 8.0 * (len(atoms) + eps.size) + 4.0 * (atoms[-1][0] if atoms else 0.0)
-    delta, cost, here, found = 0.0, 0.0, math.inf, []  # cost = e^eps Q(loss > eps), so delta sums positive terms
+    delta, cost, here, found = 0.0, 0.0, math.inf, []  # cost is e^eps Q(loss > eps). The terms of delta are >= 0
     for at in eps.tolist()[::-1]:
         while atoms and atoms[-1][0] > at:
             there, more = atoms.pop()
@@ -459,7 +458,7 @@ def profile_of_law(loss: np.ndarray, mass: np.ndarray, infinite: float, eps: np.
 
 
 def spaced(points: np.ndarray) -> np.ndarray:
-    """Return ascending points, without points too near the one before. Leaving points out only raises a profile."""
+    """Return ascending points without those too near their predecessor. A profile from fewer points is only higher."""
     kept = [points[0]]
     for point in points[1:]:
         if point - kept[-1] >= max(LEAST_GAP, 64.0 * ROUNDOFF * point):

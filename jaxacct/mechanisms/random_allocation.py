@@ -1,7 +1,7 @@
 """Random allocation: in a round of t releases ("slots") each record takes part in some, which are drawn at random.
 
-A round whose pairs cannot be computed is bounded from above by the Gaussian mechanism that also reveals the slot;
-nothing is claimed from below.
+Where the pairs of a round cannot be computed, its upper bound is that of the Gaussian mechanism that also reveals the
+slot, and its lower bound is 0.
 """
 
 from __future__ import annotations
@@ -82,14 +82,15 @@ class RandomAllocation(Mechanism):
     certified bracket. With k participations, 1 < k < t, the answer is that of a mechanism that leaks no less: it
     splits the slots at random into k blocks, reveals the blocks, and draws one slot in each. ``kind`` is "bound". With
     k = t a round is t plain releases. Under ``replace_one`` a record is removed and another added, and the answer is a
-    bound. Rényi divergences and selections use only a dominating pair, and are bounds too.
+    bound. Rényi divergences and private selections are computed from a dominating pair, and are bounds too.
 
     The slots of different records must be independent. Slots of equal size, as a shuffle makes them, are not covered,
     because the slots of the other records then depend on the record's own slot: for t = 2 and sigma = 1 the
     delta(1) of a shuffle is at least .1172; under random allocation it is .0592.
 
-    A base with finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) is exact
-    for every number of participations, under add, remove and zero-out, for up to 20,000 vectors of counts of outputs.
+    With a base of finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) the
+    answer is exact under add, remove and zero-out, for any number k of participations. A round may have at most
+    min(20,000, 250,000/k) vectors of counts (how many slots have each output).
 
     A user whose k records share one slot is one record of k times the contribution: use noise multiplier sigma/k.
 
