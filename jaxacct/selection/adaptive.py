@@ -516,9 +516,9 @@ def weights(law: Law, tail: float) -> Weights:
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
     """Return `Weights` of the values k, given the bounds `low` and `high` of each Pr[K = k].
 
-    Left out are values of probability 0, and k = 0, because a selection without runs costs nothing.
+    Values of probability 0 are left out, and so is k = 0, because a selection without runs costs nothing.
 
-    below, above : upper bounds of the probability of smaller and of larger values of K.
+    below, above : upper bounds of Pr[K < k[0]] and of Pr[K > k[-1]].
     """
     slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
     left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack

@@ -63,7 +63,7 @@ class AnySelection(Mechanism):
         return [(sample_pair(_pair_of(chosen), np.asarray(1.0), direction), np.asarray(1.0))]
 
     def bracket(self, quantity: str, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Bracket "epsilon" at delta >= 0, or "delta" at eps >= 0, of this selection.
+        """Return the bracket of this selection's "epsilon" at deltas `values`, or of its "delta" at eps `values`.
 
         A composition that contains the selection uses `expand` instead.
         """
@@ -120,7 +120,7 @@ def pair_of(
     ask: Callable[[str, np.ndarray, str], np.ndarray],
     last: Callable[[str], tuple[np.ndarray, np.ndarray]],
 ) -> FinitePair:
-    """Return a pair of laws that dominates the selection with base `run` and law of K `law`.
+    """Return a pair of laws that dominates the selection of base `run`, where K has the law `law`.
 
     The pair is made from upper bounds of the selection's profile, at several eps and in both directions.
 
@@ -131,8 +131,8 @@ def pair_of(
     both = sides(run, "add_or_remove_one")
     names = [both[0].forward, both[-1].forward]
     level = np.minimum(LAST_DELTA + 2.0 * law.mean * infinite_mass(run, "add_or_remove_one"), 0.5)
-    # If losses are unbounded, epsilon is asked at the deltas `beyond`. The smallest delta at which it is finite counts
-    # as the pair's mass at infinity.
+    # If losses are unbounded, points (epsilon, delta) at the deltas `beyond` are added. The smallest of these deltas
+    # that has a finite epsilon counts as the pair's mass at infinity.
     far = 10.0 ** -np.array([16.0, 20.0, 30.0, 60.0, 120.0, 250.0]).reshape(-1, *(1,) * len(shape))
     beyond = np.maximum(far, np.minimum(level - LAST_DELTA, 0.5))
     unique = dict.fromkeys(names)
@@ -155,9 +155,9 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return the pair that `pair_of_profile` makes from points in any order. Points of infinite or NaN eps are dropped.
+    """Return the pair that `pair_of_profile` makes from points (eps, deltas) in any order, without infinite or NaN eps.
 
-    Of several eps within LEAST_GAP only the largest is kept. Within LEAST_GAP of the smallest eps, 0, only 0 is kept.
+    Of points less than LEAST_GAP apart in eps, only the largest eps is kept, but near 0 only 0 is kept.
     """
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]

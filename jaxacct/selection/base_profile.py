@@ -87,9 +87,9 @@ class _Under(Mechanism):
         return self.mechanism.symmetric()
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        # Sampling without replacement has a pair of laws that joins the pairs of several data sets, each of which is
-        # the worst at some eps. A selection uses the whole curve of the joined pair. No two neighbouring data sets
-        # have this curve, so the answer for the selection is only a bound.
+        # For sampling without replacement, different data sets are the worst at different eps, and their pairs of laws
+        # are joined to one pair. A selection uses the whole trade-off curve of the joined pair. No two neighbouring
+        # data sets have this curve, so the answer for the selection is only a bound.
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
         joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
@@ -107,10 +107,10 @@ def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
 
 
 class Sides(NamedTuple):
-    """One direction of a base and its reverse direction, each named by a relation that engines can be asked about."""
+    """One direction of a base and its reverse direction, each given as the relation to pass to an engine."""
 
-    forward: str  # relation with which engines are asked about the direction itself
-    reverse: str  # relation with which engines are asked about the reverse direction
+    forward: str  # relation under which an engine computes the direction itself
+    reverse: str  # relation under which an engine computes the reverse direction
 
     @property
     def direction(self) -> str:
@@ -141,7 +141,7 @@ def delta_ends(run: Mechanism, at: np.ndarray, relation: str, rtol: float = 1e-4
 def few_steps(parts: Components) -> np.ndarray:
     """Return whether each base, (B,), consists of only a few sampled Gaussian steps.
 
-    A contour of such a base is long. FEW and FEW_STEPS say when the lattice engine is asked instead.
+    For such a base a contour takes long. If more than FEW eps need one each, the lattice engine computes them all.
     """
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     return (steps > 0.0) & (steps <= FEW_STEPS) & (others == 0.0) & (parts.mu == 0.0) & (parts.delta_infinity == 0.0)
@@ -183,7 +183,7 @@ def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarr
 
 
 def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
-    """Return delta by `sum_of_atoms` for `parts` that hold one configuration, which is a single finite law."""
+    """Return `sum_of_atoms` of the one finite law that `parts` holds, at eps = `at`."""
     return sum_of_atoms(parts.finite_loss[0, 0], parts.finite_mass[0, 0], parts.delta_infinity[0], at, side)
 
 
@@ -202,7 +202,7 @@ def each_pair(
 ) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
     """Yield (indices, base, law) for each pair of a base in the batch `run` and a law in the batch `law`.
 
-    indices : where the pair belongs in a flattened array of shape `shape`, except places where `asked` is False.
+    indices : the pair's places in a flattened array of shape `shape`. Places where `asked` is False are left out.
     """
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
@@ -216,13 +216,13 @@ def each_pair(
 
 
 def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the index in an array of shape `own` of the element that is at `index` once the array is broadcast."""
+    """Given the `index` of an element of a broadcast array, return its index in the array itself, of shape `own`."""
     tail = index[len(index) - len(own) :]
     return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
 
 
 def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:
-    """Return the mass at infinity of each base, in the batch's shape: the largest over the relation's directions."""
+    """Return each base's mass at infinity, in the batch's shape. The largest of the relation's directions is taken."""
     each = [components(run, "add_or_remove_one", direction).delta_infinity for direction in _named(relation)]
     return np.max(each, axis=0).reshape(batch_shape(run))
 
@@ -294,8 +294,8 @@ class Base(NamedTuple):
 def bases(run: Mechanism, coarse: bool = False) -> list[Base]:
     """Return the Base of each configuration. If `coarse`, profiles and curves are made from half as many points."""
     size, parts = math.prod(batch_shape(run)), _both(run)
-    # Gaussian bases are computed together, since a call for many takes little longer than a call for one. Other bases
-    # get a call each, since the last bits of their profiles may depend on the bases that share a call.
+    # Gaussian bases share calls of `_bases`, since a call for many takes little longer than a call for one. Every other
+    # base gets a call of its own, since other bases in the call might change the last bits of its profile.
     together = not any(np.any(part.laplace_n > 0.0) or np.any(part.finite_n > 0.0) for part in parts)
     if batch_shape(run) and not (together and size):
         return [_bases(element(run, index), coarse)[0] for index in np.ndindex(batch_shape(run))]
@@ -330,11 +330,11 @@ def _bases(run: Mechanism, coarse: bool) -> list[Base]:
 
 
 def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Profile]:
-    """Ask the engines for the profile of each configuration, and return it. LAST_DELTA says at which eps it ends."""
+    """Return the profile of each configuration, computed by engines up to the eps that LAST_DELTA determines."""
     names = ["add_or_remove_one"] * 2 if run.symmetric() else ["remove_one", "add_one"]
     infinite = np.max([part.delta_infinity for part in parts], axis=0)
     level, size = LAST_DELTA + 1.001 * infinite, infinite.size
-    with backend.job(1, apart=True):  # NumPy or XLA is chosen as for one base, so the caller's batch does not matter
+    with backend.job(1, apart=True):  # for a batch of any size, NumPy or XLA is chosen as for a single base
         lasts = {name: _last(run, level, name) for name in dict.fromkeys(names)}
         first, at_most = (pick(list(lasts.values()), axis=0) for pick in (np.min, np.max))
         beyond = first == ASKED_EPS
@@ -345,8 +345,8 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Pr
                 beyond[due] = half.lower > ASKED_EPS
         probe = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
         engines = np.broadcast_to(probe.engine, (size,))
-        # Where the contour engine can answer, it is asked by name. With "auto", its wide brackets would be computed
-        # again by the lattice engine, which is slower.
+        # A base that the contour engine can compute is passed to it by name. With "auto", the lattice engine, which is
+        # slower, would compute the contour's wide brackets again.
         by_contour = (engines == "contour") & np.all([contour.reach(part).answers for part in parts], axis=0)
         shared = by_contour & (infinite == 0.0) & np.equal(probe.kind, "certified")
         at = [_places(*ends, coarse) for ends in zip(first, at_most, engines, strict=True)]
@@ -376,7 +376,7 @@ def _bounds_at(
     """Return, for each base, lower and upper bounds of delta at the eps that `places` lists for the base.
 
     by_contour : whether the contour engine is asked about the base, (B,).
-    shared : whether neighbouring eps of the base first share a contour, (B,).
+    shared : whether neighbouring eps of the base share a contour, (B,). `_wide` says which brackets are computed again.
     """
     sizes, eps = np.array([each.size for each in places]), np.concatenate(places)
     row = np.repeat(np.arange(sizes.size), sizes)
@@ -404,25 +404,25 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
 
 
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return which brackets from shared contours must be computed again because they are too wide."""
+    """For each bracket from a shared contour, return whether it is so wide that it must be computed again."""
     wide = high - low > CONTOUR_WIDTH * high
-    # A contour for one eps hardly ever raises a lower bound of 0. So of the wide brackets with this lower bound, only
-    # every eighth is computed again.
+    # A contour for one eps hardly ever raises a lower bound of 0. So of the wide brackets whose lower bound is 0,
+    # only every eighth is computed again.
     nothing = wide & (low == 0.0)
     return wide & ~nothing | nothing & (np.cumsum(nothing) % 8 == 1)
 
 
 def _filled(ends: np.ndarray, count: int) -> np.ndarray:
-    """Return `ends`, bounds of delta at ascending eps, extended to (2, count) by 0 and the last upper bound."""
+    """Extend `ends`, bounds of delta at ascending eps, to (2, count): lower bounds by 0, upper bounds by the last."""
     behind = np.zeros(count - ends.shape[1])
     high = np.minimum.accumulate(ends[1])  # delta does not rise with eps, so an upper bound holds at every larger eps
     return np.stack([np.append(ends[0], behind), np.append(high, behind + high[-1])])
 
 
 def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarray]:
-    """Return, for each row of `parts`, bounds of delta at the ascending eps of the row, by at most CONTOURS contours.
+    """Return, for each row of `parts`, bounds of delta at the ascending eps of the row.
 
-    Where a contour fails, the bounds are 0 and 1.
+    Each of at most CONTOURS contours gives a block of neighbouring eps. Where a contour fails, the bounds are 0 and 1.
     """
     if not eps:
         return []
@@ -439,7 +439,7 @@ def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarra
 def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
     """Return an upper bound of the epsilon at delta = `level`, clipped to the interval from 1e-6 to ASKED_EPS."""
     found = epsilon(run, np.minimum(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper
-    return np.fmin(np.maximum(found, 1e-6), ASKED_EPS)  # ASKED_EPS also where the engines failed (NaN)
+    return np.fmin(np.maximum(found, 1e-6), ASKED_EPS)  # fmin returns ASKED_EPS where the engines failed (NaN)
 
 
 def _by_sum(parts: list[Components]) -> Profile:
@@ -457,9 +457,9 @@ def _by_sum(parts: list[Components]) -> Profile:
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return knots (Q-mass, P-mass) that lie on a finite law's trade-off curve, rounded to lie below it.
+    """Return the knots (Q-mass, P-mass) of a finite law's trade-off curve, rounded so that none lies above the curve.
 
-    Each knot holds the total masses of the atoms of the largest losses.
+    Knot n holds the mass at infinity and the masses of the n atoms with the largest losses.
     """
     order = np.argsort(-part.finite_loss[0, 0], kind="stable")
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
@@ -492,7 +492,7 @@ def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
     Each upper bound d of delta, at e^eps = r in `ratio`, gives a line d + r u above T(u). The polygon is their minimum.
     """
-    # every line is above the curve, so the minimum over any subset of the lines is above it too
+    # every line is above T, so the minimum of some of the lines, those in `keep`, is above T too
     keep = np.linspace(0, ratio.size - 1, min(ratio.size, CELLS - 1)).round().astype(int)
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
     return _envelope(r, np.minimum(d, 1.0), 1.0 + 4.0 * ROUNDOFF)
@@ -519,7 +519,7 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
     at = np.maximum(low[a] + fall[a] * (meet - r[a]), low[b] + rise[b] * (meet - r[b]))
     with np.errstate(over="ignore"):
         end = r[-1] - low[-1] / fall[-1] if fall[-1] < 0.0 else 2.0 * r[-1]
-    if not end >= 1.0:  # with slopes below 1 only, the lines would bound T less well than T(u) >= u, which always holds
+    if not end >= 1.0:  # if all slopes are below 1, the general bound T(u) >= u is better than the lines
         return np.array([0.0, 1.0]), np.array([0.0, 1.0])
     slopes = np.concatenate([r, meet, [min(end, 1e290)]])
     values = np.concatenate([low, at, [0.0]])
@@ -566,9 +566,11 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a polygon of exactly CELLS cells as (index of each cell's original cell, u, t), from the knots (u, t).
+    """Given the knots (u, t) of a polygon, return (cell, u, t) of a polygon with exactly CELLS cells.
 
-    If the polygon has fewer cells, some are divided. If it has more, some knots are left out.
+    If the given polygon has fewer cells, some are divided. If it has more, some knots are left out.
+
+    cell : for each returned cell, the index of the given cell in which it begins.
     """
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)

@@ -58,7 +58,7 @@ class Table(NamedTuple):
 
 
 class Points(NamedTuple):
-    """The function `sum_j weight_j profile(eps + at_j)` of eps; `at` and `weight` are (J,)."""
+    """The function `sum_j weight_j profile(eps + at_j)` of eps, where `at` and `weight` have shape (J,)."""
 
     at: np.ndarray
     weight: np.ndarray
@@ -83,7 +83,7 @@ class Envelope(NamedTuple):
         """
         value, fall, eps = self.start, np.zeros(eps.shape), eps[..., None]
         for at, weight, profile in self.sums:
-            # without `rounding` its product with `at` is not formed, since `at` may be -inf
+            # if `rounding` is 0, its product with |at| is left out: it would be NaN where `at` is -inf
             moved = eps + at - (rounding * (1.0 + eps + np.abs(at)) if rounding else 0.0)
             each = profile.about(moved)
             value, fall = value + np.sum(weight * each[0], axis=-1), fall + np.sum(weight * each[1], axis=-1)
@@ -103,8 +103,8 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
         if quantity == "delta":
             least = upper_delta(run, wanted.reshape(shape), side.forward, PROFILE_RTOL).reshape(-1)
         for here, base, one in each_pair(run, law, shape):
-            # One table serves all values asked for this pair of base and law. The least of their deltas decides where
-            # the table ends.
+            # One table serves all `wanted` values of this base and this law. The deltas of these values are in `least`,
+            # and the smallest of them decides where the table ends.
             made, last = _of_table(base, one, float(np.min(least[here])), side)
             at = wanted[here]
             value[here] = np.maximum(value[here], made.leak(at) if quantity == "delta" else solved(made, at, last))
@@ -151,13 +151,13 @@ def _of_table(run: Mechanism, law: Law, least: float, side: Sides) -> tuple[Enve
 def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarray, np.ndarray]:
     """Return (e^eps, delta): ascending e^eps, for eps of both signs, and upper bounds of one base's delta at these eps.
 
-    The last delta exceeds the mass at infinity by at most max(`level`, TAIL_SHARE * mass at infinity). It may exceed it
-    by more only if the eps for such a delta would be larger than LARGEST_EPS.
+    The last delta exceeds the mass at infinity by at most max(`level`, TAIL_SHARE * mass at infinity). If only an
+    eps above LARGEST_EPS has such a delta, the points end earlier, and the last delta is larger.
     """
     ratio, _, high = known_bases(run)[0].profile.joined(side.direction)
     infinite = float(infinite_mass(run, side.forward))
     level = max(level, TAIL_SHARE * infinite, 1e-290)
-    if high[-1] > infinite + level:  # the kept profile ends too early: add points (upper bound of epsilon, delta)
+    if high[-1] > infinite + level:  # the profile ends before delta is small enough, so add points at larger eps
         deltas = infinite + np.geomspace(max(high[-1] - infinite, level), level, FAR_POINTS)
         eps = np.maximum.accumulate(upper_epsilon(run, deltas, side.forward, PROFILE_RTOL))
         eps = np.minimum(eps, LARGEST_EPS + 1.0)
@@ -201,14 +201,14 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float = 1.0) -> Points:
-    """Return the `Points`, a weighted sum of profile values, that follow from the lines `r gain - cost` above M(r).
+    """Return the `Points`, a weighted sum of profile values, that lines `r gain - cost` above M(r) give.
 
     The gains ascend.  README.md of this folder, "The envelope", has the formula.
     """
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN gives no bound, so return inf
-    # a line with a higher cost and a lower gain than another is never the highest, so the cost of the other
-    # line may take the place of its cost
+    # Lower the cost of each line to the least cost among the lines of higher gain. For r >= 0 the lowered line does not
+    # rise above the line of higher gain, so the maximum of all lines stays the same.
     cost = np.minimum.accumulate(cost[::-1])[::-1]
     with np.errstate(divide="ignore", over="ignore"):
         # the lines before `first` are dropped: at every r each of them lies below line `first` or below 0

@@ -78,7 +78,7 @@ class Law(ABC):
         _ = self.shape
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Reset inherited formulas of a subclass that defines its own `generating`, since they belong to another law.
+        """If a subclass defines its own `generating`, keep it from inheriting formulas that were made for another law.
 
         Its `slopes`, `steepness` and `rise` become those of `Law`, unless the subclass defines them itself.
         """
@@ -290,13 +290,13 @@ class TruncatedNegativeBinomial(Law):
         I is the integral whose logarithm `_log_tail` returns, and `(x)_k = x (x + 1) ... (x + k - 1)`.
         """
         k = np.asarray(check("k", k, WHOLE_K))
-        if np.any(np.asarray(self.eta) > 1e6):  # the integrand's peak is too narrow for the terms of `_log_tail`
+        if np.any(np.asarray(self.eta) > 1e6):  # the integrand's peak is so narrow that `_log_tail` needs many terms
             raise InputError(f"eta = {np.max(self.eta)!r} must be at most 1e+06 for tails; use a smaller eta")
         log = (k + 1.0) * np.log1p(-self.gamma) + self._log_rising(k) + _log_tail(k, self.eta, self.gamma)
         return np.where(k >= 1.0, np.minimum(self._scale() * np.exp(np.minimum(log, 700.0)), 1.0), 1.0)
 
     def _scale(self) -> Any:
-        """Return `eta/(1 - gamma^eta)`; at eta = 0 this is `1/log(1/gamma)`."""
+        """Return `eta/(1 - gamma^eta)`, or at eta = 0 its limit `1/log(1/gamma)`."""
         whole = np.asarray(self.eta) * np.log(self.gamma)
         flat = np.abs(whole) < 1e-290
         return np.where(flat, -1.0 / np.log(self.gamma), -self.eta / np.where(flat, 1.0, np.expm1(whole)))[()]
@@ -306,8 +306,8 @@ class TruncatedNegativeBinomial(Law):
         from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
-        # From z = 30 on, one series gives the difference log-gamma(z + eta) - log-gamma(z). With a series for each of
-        # the two, large terms would cancel.
+        # From z = 30 on, one series gives the difference log-gamma(z + eta) - log-gamma(z). If each of the two had
+        # its own series, large terms would cancel.
         far = np.maximum(z, 30.0)
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)

@@ -43,8 +43,9 @@ class Selection(AnySelection):
 
     The answers hold for every score that depends only on the candidate's own output, not on K.  Ties are allowed.
     Candidates must be i.i.d. given the data; `AdaptiveSelection` is for other candidates.  The upper end of a bracket
-    is the theorem's bound, and the lower end is what one actual score leaks.  In a composition with other mechanisms,
-    a pair made from upper bounds of the profile takes the selection's place, so the answer there is only a bound.
+    is the bound of the worst-score theorem, and the lower end is what one actual score leaks.  In a composition with
+    other mechanisms, a pair of laws made from upper bounds of the profile replaces the selection, so the answer there
+    is only a bound.
 
     Parameters
     ----------
@@ -101,8 +102,8 @@ class Selection(AnySelection):
 
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         low, high = certified(quantity, run, self.law, values, relation, rtol if rtol >= OK_WIDTH else 0.0)
-        # A selection uses the base's whole curve, as a composition of the base does. So its answer is of the kind that
-        # a composition of the base has.
+        # A selection uses the base's whole curve, as a composition of the base does. So the kind of its answer, such as
+        # "certified", is the kind of the composition's answer.
         return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "worst_score")
 
 
