@@ -150,7 +150,7 @@ class Trainer:
         largest = plan.cap or max(segment.expected_batch_size for segment in plan.segments)
         default = max(min(64 // (most or 1), int(np.ceil(largest))), 1)
         self.micro_batch = default if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
-        for segment in plan.segments:  # raises InputError if count and loss alone would cost what a step may cost
+        for segment in plan.segments:  # raises InputError if the noisy count and loss leave no budget for gradients
             numbers_at(plan, segment.start, self.adaptive, private_loss)
         taps = plan.taps(0)
         if taps is not None and (self.adaptive is not None or private_loss is not None):
@@ -207,7 +207,7 @@ class Trainer:
     def norm_methods(self, params: PyTree, data: PyTree) -> dict[str, str]:
         """Return how the norm of each parameter's gradient is found: {parameter's path: "ghost", "vmap" or "none"}.
 
-        Each word has an attribute ``reason``, which says why the word is not "ghost".
+        Each of these words is a str with an attribute ``reason``, which says why the word is not "ghost".
         """
         most = self.examples_per_user
         if isinstance(data, Source):
@@ -302,7 +302,7 @@ class Trainer:
         if state.step:
             self.plan.require_noise_of(state.plan)
         elif state.past is not None:
-            state = replace(state, past=None)  # the noise buffers are still 0, so this trainer makes its own
+            state = replace(state, past=None)  # no step yet, so drop the noise buffers: this trainer makes its own
         where, private = self.placement, data
         if where.mesh is None:  # on a mesh a memory map stays a map, since each process reads its own rows only
             data = source_of_mapped(data)
@@ -375,7 +375,7 @@ class Trainer:
         told: RunLog,
     ) -> State:
         plan, step, scores = self.plan, state.step, state.scores.values
-        # why the run ends, unless the loop finds another reason; a run that an early stop has ended takes no more steps
+        # the reason if the loop below finds none: "finished", or "early_stop" if an early stop had ended the run before
         stopped = state.stopped if state.stopped == "early_stop" and judge is not None else "finished"
         carried, line, stretches = program.carried, program.line, state.history.stretches
         partition = program.advance(line, step)[2] if step < plan.steps else ""
@@ -434,7 +434,7 @@ class Trainer:
                 rule = plan.early_stop
                 if judge is not None and rule is not None and step % rule.numbers[1] == 0 and step < plan.steps:
                     scores = (*scores, judge(carried.params))
-                    # a second answer "end" would cost again, so a repeated run ends at the step in the ledger, `ended`
+                    # do not ask the rule if the ledger has an end (`ended`): a second answer "end" would cost again
                     if rule.ends(scores, line.root.key, line.chain) if ended is None else step == ended:
                         if ledger is not None:
                             ledger.stopped_early(plan, step)
@@ -481,9 +481,9 @@ class Trainer:
         line = line._replace(seal=digest_of(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
-            store.save(last)  # `session` is left out, since no step was released after this checkpoint
+            store.save(last)  # without `session`: no released step follows that a resumed run must repeat
         if ledger is not None and stopped == "early_stop":
-            ledger.stopped_early(plan, step)  # perhaps the run had no ledger yet when the early stop ended it
+            ledger.stopped_early(plan, step)  # needed if the run got its ledger only after the early stop
         return self._state(last, program.frozen, tuple(evaluations))
 
     def _called(self, callbacks: list[Callable[[State], Any]], view: State, looks: Looks) -> bool:
@@ -515,7 +515,7 @@ class Trainer:
 
 
 def _whatever_fails(note: Callable[[], Any]) -> None:
-    """Call `note`, which writes that outputs were seen, after another error.  If `note` fails, print how it failed."""
+    """Call `note` after an error, to write that outputs were seen.  If `note` raises InputError, print its message."""
     try:
         note()
     except InputError as error:

@@ -117,7 +117,7 @@ class Advice:
         return [[x if isinstance(x, str) else repr(x) for x in dataclasses.astuple(one)] for one in self.options]
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write a CSV with a header line."""
+        """Write the table as a CSV file with a header line."""
         write_csv(Path(path), tuple(f.name for f in dataclasses.fields(Option)), self.rows())
 
     def to_pandas(self) -> Foreign:
@@ -264,7 +264,7 @@ def advise(
         solve, known = task.noise, np.atleast_1d(check("candidates", candidates, MEAN)).tolist()
     else:
         solve, known = task.candidates, [check_one("noise_multiplier", noise_multiplier, POSITIVE, ONE_TARGET)]
-    # a final run follows candidates on a sample, so only candidates on all data may come in rounds
+    # only a search on all data may have several rounds; a search on a sample has a final run instead
     ways = [
         Way(split, share, family, eta, number)
         for split, share in splits
@@ -293,13 +293,13 @@ def law_of_mean(family: str, mean: float, eta: float | None = None) -> Law:
     from scipy.optimize import brentq
 
     law = lambda x: TruncatedNegativeBinomial(shape, 1.0 / (1.0 + math.exp(x)))
-    # the bracket holds every mean > 1: at x = -30 gamma and mean are near 1, and the mean grows without limit with x
+    # x from -30 to 80 covers every mean > 1: the mean is near 1 at x = -30, and it grows without limit with x
     return law(brentq(lambda x: math.log(float(law(x).mean) / mean), -30.0, 80.0, xtol=1e-13))
 
 
 @dataclass(frozen=True)
 class Way:
-    """Way to tune: a split of the data, a family of laws of K, and a number of rounds."""
+    """A way to tune: a split of the data, a family of laws of K, and a number of rounds."""
 
     split: str
     share: float
@@ -359,7 +359,7 @@ class Task:
         upper = functools.cache(lambda mean: self.epsilon(way, mean, sigma))
         several = lambda means: np.array([upper(mean) for mean in means.tolist()])
         limits, start = (way.least, LARGEST_MEAN), max(4.0, 2.0 * way.least)
-        # the search ends if at most 5e-5 (rtol / 2) of the target is unspent or 1 % (closest) more candidates miss it
+        # stop if at most 5e-5 (rtol / 2) of the target is unspent, or if 1 % (closest) more candidates exceed it
         mean = least_private(several, self.target, start, limits, falls=False, rtol=1e-4, closest=0.01)
         if math.isnan(mean):
             return self._option(way, way.least, sigma, None, False)
@@ -380,7 +380,7 @@ class Task:
 
 
 def _sum(law: Law, count: int) -> Law:
-    """Return the law of the sum of `count` draws of K.  It lacks far tails, so use it only to estimate costs."""
+    """Return the law of the sum of `count` draws of K.  Its far tail may be cut off: use it only to estimate costs."""
     if count == 1:
         return law
     if isinstance(law, Poisson):

@@ -48,7 +48,7 @@ CANDIDATES_PER_CALL = 16
 
 @dataclass(frozen=True)
 class Winner:
-    """Candidate that a tuning releases.
+    """The candidate that a tuning releases.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class Winner:
 
 @dataclass(frozen=True)
 class Tried:
-    """Trained and scored candidate of an `Adaptive` search.
+    """A trained and scored candidate of an `Adaptive` search.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Search without a space of configurations: a function proposes each candidate, given all candidates tried before.
+    """A search without a space of configurations: a function proposes each candidate, given all that were tried before.
 
     Bayesian optimisation, successive halving, hill climbing and warm starts are adaptive searches.  Candidates are
     trained one after the other and always count as adaptive, ``candidates="adaptive"``.  The guarantee covers the whole
@@ -131,7 +131,7 @@ class Secret:
         self._root = secret_bytes(root)
 
     def root(self, purpose: bytes, number: int = 0) -> bytes:
-        """Return 32 bytes for one purpose and candidate."""
+        """Return 32 secret bytes, derived for one purpose and one candidate (`number`)."""
         return hmac.digest(self._root, purpose + number.to_bytes(8, "little"), "sha256")
 
     def choice(self, purpose: bytes, number: int, size: int) -> int:
@@ -144,7 +144,7 @@ class Secret:
 
 
 def truncated(law: Law, most: int) -> Categorical:
-    """Return the law of K, conditioned on K <= most.  With a `pad`, `tune` needs such a law: K must not exceed the pad.
+    """Return the law of K, conditioned on K <= most.  If `tune` gets a `pad`, K must not exceed it: use most <= pad.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ def truncated(law: Law, most: int) -> Categorical:
 
 
 def require_pad(law: Law, space: Any, pad: int | None) -> None:
-    """Raise InputError if K can exceed `pad`, the number of candidates that are always trained, or if K is public."""
+    """Raise InputError if K can exceed `pad`, the number of candidates trained whatever K is, or if K is public."""
     if pad is None:
         return
     if isinstance(space, Adaptive):
@@ -188,7 +188,7 @@ class Raised(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Candidate that was trained and scored."""
+    """A candidate that was trained and scored."""
 
     number: int
     result: Any
@@ -228,7 +228,7 @@ def selected(
     require_pad(law, space, pad)
     count = law.sample()
     if isinstance(space, Adaptive):
-        # `propose` sees only outputs that are accounted for, and K is public.  So the exceptions of `propose` may show.
+        # `propose` sees only outputs that are accounted for, and K is public, so exceptions of `propose` are not hidden
         configs = [space.proposed([], secret.key(b"config", 0))]
         history: list[Tried] = []
         best: list[Found] = []
@@ -296,7 +296,7 @@ def several(
     def run(numbers: Sequence[int]) -> list[Any]:
         firsts = [init(secret.key(b"init", number)) for number in numbers]
         params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
-        # `train` was made for the strings and None that all these configs share, so it gets only their numbers
+        # `train` already has the strings and None, which are equal in all these configs, so pass only the numbers
         names = [name for name, x in configs[numbers[0]].items() if not (x is None or isinstance(x, str))]
         columns = {name: np.array([configs[number][name] for number in numbers]) for name in names}
         done = jax.device_get(train(params, columns, key_words([secret.root(b"train", n) for n in numbers])))
@@ -355,7 +355,7 @@ def require_side_by_side(
             raise InputError(f"{word} is not supported side by side; train each candidate by a Trainer")
     if micro_batch is not None:
         check("micro_batch", micro_batch, COUNT)
-    for segment in plan.segments:  # raises InputError if count and loss alone would cost what a step may cost
+    for segment in plan.segments:  # raises InputError if the noisy count and loss leave no budget for gradients
         gradient_noise(segment.noise_multiplier, segment.expected_batch_size, adaptive, private_loss)
 
 
@@ -454,7 +454,7 @@ def side_by_side(
     steps = jax.jit(jax.vmap(one, (None, None, 0, 0, 0, None, 0, 0)))
 
     def drawn(roots: np.ndarray, start: int, stop: int) -> tuple[Any, Any]:
-        """Return all candidates' noise on counts and on losses in the steps; None for each that is not released."""
+        """Return (noise for counts, noise for losses) of all candidates in some steps, each None if not released."""
         found: list[Any] = []
         for root in roots:
             keys = host_fold_in(host_fold_in(root, STEP_STREAM), np.arange(start, stop)).T
@@ -504,7 +504,7 @@ def key_words(roots: Sequence[bytes]) -> np.ndarray:
 
 
 def _room(plan: Plan) -> int:
-    """Split a batch that is rarely exceeded into equal micro-batches of at most 96 examples.  Return their size."""
+    """Return the size of micro-batches: a batch size that is rarely exceeded, split into equal parts of at most 96."""
     largest = max(plan.segments, key=lambda segment: segment.expected_batch_size)
     expected, q = largest.expected_batch_size, largest.sampling_probability
     spread = 0.0 if plan.sampling in OF_ONE_SIZE else 3.0 * np.sqrt(expected * (1.0 - q))

@@ -1,6 +1,6 @@
 """Plans of whole tunings: each plan finds the noise at which the whole search for the winner meets its target.
 
-Every plan checks its arguments, searches for one number (`least_noise`), and has the guarantee at the number found.
+Every plan checks its arguments, searches for one number (`least_noise`), and gives the guarantee at that number.
 A `SubsetPlan` represents the tuning and the final run by one dominating pair of finite distributions each
 (`selection.subset_privacy.product`).
 """
@@ -124,13 +124,13 @@ class Cost:
         return float(self.law.mean) * self.candidate + self.final
 
     def quantile(self, p: ArrayLike) -> Numbers:
-        """Return the least number of gradient evaluations that suffices with probability p in [0, 1), over K."""
+        """Return the p-quantile of the number of gradient evaluations, where K is random and p is in [0, 1)."""
         return self.of(self.law.quantile(np.asarray(p)))
 
 
 @dataclass(frozen=True, eq=False)
 class MatchedPlan:
-    """Plan of a tuning whose candidates differ in sampling probability and length, besides their configurations.
+    """The plan of a tuning whose candidates differ in sampling probability and length, besides their configurations.
 
     There is a plan for each pair of a sampling probability and a number of epochs or steps.  All plans have the same
     epsilon, and each has the least noise with which a run is (epsilon, target_delta)-DP.  Each candidate draws its plan
@@ -200,7 +200,7 @@ class MatchedPlan:
 
 @dataclass(frozen=True, eq=False)
 class SearchPlan:
-    """Plan with the least noise for a whole search: in rounds, with adaptive candidates, or with several winners.
+    """A plan with the least noise for a whole search: in rounds, with adaptive candidates, or with several winners.
 
     The solved plan has `plans`, with the one Plan that every candidate runs; its noise is
     ``plans[0].noise_multiplier``.  It has `epsilon`, the Bounds of the whole search, and `mechanism`, the training of
@@ -277,7 +277,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class SubsetPlan:
-    """Plan to tune on a Poisson sample X_1 of the data X and to train the winner's configuration once.
+    """A plan to tune on a Poisson sample X_1 of the data X and to train the winner's configuration once.
 
     Every record is in X_1 with probability `share`, secretly.  K is drawn from `repetitions`, secretly, and K
     candidates are trained on X_1 by DP-SGD.  Then the winner's configuration is trained on X without X_1 (variant
@@ -385,7 +385,7 @@ class SubsetPlan:
 
 
 def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
-    """Check the numbers of a plan; return flat arrays of the rates and the steps of all its ways to train."""
+    """Check the numbers of a plan.  Return (rates, steps), flat arrays with an element for each setting."""
     rules = {"target_epsilon": POSITIVE, "target_delta": DELTA, "dataset_size": COUNT, **more}
     for name, rule in rules.items():
         vars(plan)[name] = check_one(name, getattr(plan, name), rule, "a plan is for one tuning")

@@ -135,12 +135,12 @@ def numbers_at(
 def _thresholds(plan: Any) -> np.ndarray:
     """Return the `sampler.threshold` of every record of a plan, as an array of shape (3, dataset_size)."""
     found = sampler.threshold(plan.require_rates())
-    found.setflags(write=False)  # the array is cached, and a write would change steps that still read it
+    found.setflags(write=False)  # all steps read the one cached array, so nobody may write into it
     return found
 
 
 def draws(segment: Any, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None, words: Any) -> tuple[Any, Any]:
-    """Return a step's noise on the count of unclipped members and on the private loss; None for each not released."""
+    """Return (noise for a step's count of unclipped members, noise for its private loss), each None if not released."""
     expected = segment.expected_batch_size
     own = lambda release: None if release is None or words is None else release.draw(words, expected)
     return own(adaptive), own(private_loss)
@@ -176,7 +176,7 @@ class StepRule:
         return jax.tree.map(lambda p: jnp.zeros((self.buffers, *jnp.shape(p)), dtype), params)
 
     def member_loss(self, frozen: Untrained | None) -> Callable[[Any, tuple[Any, ...]], Any]:
-        """Return a function (trained, member) -> (loss, Seen).  A member (example, user) is (data,) or (data, key)."""
+        """Return (trained, member) -> (loss, Seen).  A member (an example or user) is (data,) or (data, key)."""
         arrays = lambda *given: jax.tree.map(jnp.asarray, self.loss_fn(*given))
         single = lambda *given: split_loss(arrays(*given), self.has_aux)
         each = single if self.examples_per_user is None else mean_over_examples(single)
@@ -258,7 +258,7 @@ def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Nu
 
 
 def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Untrained | None = None) -> Sums:
-    """Return the `Sums` before any member is added.  Of `batch` (see `add`) only the shapes and dtypes are used."""
+    """Return the `Sums` before any member is added.  Only the shapes and dtypes of `batch` (see `add`) are used."""
     params = carried.params
     dtype = _dtype_of_sums(params)
     nothing = Clipped(jax.tree.map(lambda p: jnp.zeros(p.shape, dtype), params), jnp.int32(0), jnp.int32(0))
@@ -281,7 +281,7 @@ def add(
     mask: Any,
     frozen: Untrained | None = None,
 ) -> Sums:
-    """Add a micro-batch to the sums.  Row i is member `indices[i]` of the data; it counts only if `mask[i]` is True."""
+    """Add a micro-batch to the sums.  Row i of `batch` is member `indices[i]`; it counts only if `mask[i]` is True."""
     members: tuple[Any, ...] = (batch,)
     if rule.rngs:  # a member's key depends on its number in the data, so every device computes the same key
         members += (jax.vmap(jax.random.fold_in, (None, 0))(noise.stream(key, noise.MODEL), indices),)
@@ -303,7 +303,7 @@ def release(
     params, opt_state, clip_norm, not_finite = carried
     summed, members, seen = sums
     found, groups = grouped(clip_norm, params)
-    norms = [found[group] for group in sorted(set(groups))]  # parts without trained parameters get no noise
+    norms = [found[group] for group in sorted(set(groups))]  # parts without trained parameters are left out
     std = deviation(now.gradient_noise, norms)
     with_noise = lambda tree: (add_noise or noise.add)(noise.stream(key, noise.NOISE), tree, std)
     if now.taps is None:
@@ -352,7 +352,7 @@ def sums_over(
     frozen: Untrained | None = None,
     first: Any = None,
 ) -> Sums:
-    """Return the sums over the drawn members.  If `data` has a part of all members, `first` counts those before it."""
+    """Return the sums over the drawn members.  If `data` has only some members, `first` is how many precede them."""
     most = rule.examples_per_user
 
     def rows(places: Any) -> tuple[Any, Any]:
@@ -361,7 +361,7 @@ def sums_over(
         return of_users(noise.stream(key, noise.EXAMPLES), data, places, most, first)
 
     def one(so_far: Sums, places: Any, mask: Any) -> Sums:
-        # users without examples are masked, so that they add nothing to any sum
+        # `there` is False for users without examples, so that they add nothing to any sum
         batch, there = rows(places)
         indices = places if first is None else places + first
         return add(rule, carried, key, so_far, batch, indices, mask & there, frozen)

@@ -1,4 +1,4 @@
-"""Releases of training steps as mechanisms.  A run is a table of its distinct releases and how often each is made."""
+"""Releases of training steps as mechanisms.  A run is described by counts of its distinct releases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
 A record is in at most one batch of each pass or round."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw the batch of each record anew for every pass.  The groups of CYCLIC are drawn once in a run."""
-WITH_NOISE = (CYCLIC, ORDER)  # rules that keep two steps of a record far apart, so that steps may share noise
+WITH_NOISE = (CYCLIC, ORDER)  # rules that allow correlated noise, since two steps of a record are far apart
 UNSAMPLED = (FIXED, ORDER)  # rules that put each record into exactly one batch of every pass
 OF_ONE_SIZE = (WITHOUT_REPLACEMENT, *UNSAMPLED)  # rules whose batches all have the same number of records
 INSTEAD = {
@@ -56,25 +56,25 @@ STAYS = {
 
 
 def require_kept(fact: str, kept: bool) -> None:
-    """Raise InputError unless `kept`, which says whether a `fact` of `STAYS` is the same as in the steps so far."""
+    """Raise InputError if `kept` is False: then `fact`, a key of `STAYS`, is not the same as in the steps so far."""
     if not kept:
         raise InputError(f"{fact} must be the same as in the steps so far: {STAYS[fact]}")
 
 
 class Turn(NamedTuple):
-    """Step of a run."""
+    """A step of a run, with the numbers that `follows` compares."""
 
     step: int
     groups: int  # the number of groups of records; 0 if the batch rule has no groups
     noise_multiplier: float
 
     def follows(self, last: Turn | None) -> bool:
-        """Return whether `last` is the step before this one, with equally many groups and at most this step's noise."""
+        """Return whether `last` is the step before this one, with as many groups and no larger noise multiplier."""
         before = (self.step - 1, self.groups)
         return last is not None and last[:2] == before and last.noise_multiplier <= self.noise_multiplier
 
     def alone(self) -> Release:
-        """Return one more release, at rate 1, to count for this step if it does not follow (`follows`) the last one."""
+        """Return the release, at rate 1, that `released` counts in addition if `follows` is False for this step."""
         return Release(CYCLIC, self.noise_multiplier, 1.0)
 
 
@@ -90,8 +90,8 @@ class Release(NamedTuple):
     sampling: str
     noise_multiplier: float
     sampling_probability: float
-    cap: int = 0  # the largest batch of truncated Poisson sampling; else 0
-    dataset_size: int = 0  # the number of records of truncated Poisson sampling; else 0
+    cap: int = 0  # the largest batch under truncated Poisson sampling; 0 under other rules
+    dataset_size: int = 0  # the number of records under truncated Poisson sampling; 0 under other rules
 
 
 def single(
@@ -102,7 +102,7 @@ def single(
     if sampling == WITHOUT_REPLACEMENT:
         return SampledWithoutReplacement(base, sampling_probability)
     if sampling == TRUNCATED:
-        # the sampler rounds the rate down to a multiple of 2^-64; with a cap this lower rate may leak more, so use it
+        # do as the sampler, which rounds the rate down to a multiple of 2^-64: with a cap the lower rate may leak more
         rate = np.floor(np.ldexp(np.asarray(sampling_probability, np.float64), 64)) * 2.0**-64
         return TruncatedPoissonSampled(base, rate, dataset_size=dataset_size, cap=cap)
     if sampling == ALLOCATION:
