@@ -108,7 +108,7 @@ class Selection(AnySelection):
 
 
 class OfSelections(MechanismEngine):
-    """The engine of all selections, except adaptive ones with a fixed K, which other engines answer as compositions."""
+    """The engine of all selections but adaptive ones with a fixed K. Other engines answer those as compositions."""
 
     name = "selection"
     classes = (Selection, AdaptiveSelection, TopSelection)
@@ -184,16 +184,16 @@ def certified(
     Where the bracket of the worst score is wide, other bounds narrow it.
     """
     most = SAYS_NOTHING[quantity]
-    # A delta below LEAST_DELTA is replaced by LEAST_DELTA. The lower bound of epsilon there also holds at the smaller
-    # delta. The upper bound does not, and is dropped.
+    # A delta below LEAST_DELTA is replaced by LEAST_DELTA. The lower bound of epsilon at LEAST_DELTA also holds at the
+    # smaller delta. The upper bound need not hold there, and is replaced by `most`.
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)
     ends = meet(found, found, most)
     known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
-    # The envelope helps at deltas that are too small for the trade-off curve. The Rényi bound helps with many
-    # candidates.
+    # Narrow the brackets that are still wide. The envelope helps where delta is too small for the trade-off curve. The
+    # Rényi bound helps where K is large.
     for name in ("envelope", "renyi"):
         if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
             other = bound_epsilon if quantity == "epsilon" else bound_delta
@@ -286,6 +286,6 @@ def _sum_of(laws: Sequence[Law]) -> Law | None:
     if len(fixed) == len(laws):
         return PointMass(math.fsum(float(law.repetitions) for law in fixed))
     if all(type(law) is Poisson for law in laws):
-        # Round the mean up. The delta of adaptive candidates does not fall as the mean grows, so this is a bound.
+        # The delta of adaptive candidates does not fall as the mean grows, so the rounded-up mean gives a bound.
         return Poisson(math.nextafter(math.fsum(float(law.mean) for law in laws), math.inf))
     return None

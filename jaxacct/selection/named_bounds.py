@@ -45,7 +45,7 @@ LARGEST_EPS = 700.0
 
 
 def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return the bounds `eps_base(delta/m) + shift` or `m delta_base(eps - shift)`, with m = E[K]. See `shift`."""
+    """Bound epsilon by `eps_base(delta/m) + shift`, or delta by `m delta_base(eps - shift)`, with m = E[K]."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     value = np.zeros(shape)
     for side in sides(run, relation):
@@ -62,23 +62,23 @@ def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relat
 
 
 def shift(run: Mechanism, law: Law, side: Sides) -> np.ndarray:
-    """Return the least shift that the theorem for the law of K allows; inf if none (README.md, "Which direction")."""
+    """Return the least shift of eps that the theorem for K's law allows; inf if none (README.md, "Which direction")."""
     if isinstance(law, TruncatedNegativeBinomial):
         return (np.asarray(law.eta) + 1.0) * least_growth(run, law, side.reverse) * ROUNDED_UP
     if isinstance(law, Binomial):
         return _binomial(run, law, side.forward)
     if isinstance(law, Poisson):
         # The theorem allows the shift m (e^{eps_1} - 1 + delta(eps_1)) for every eps_1 >= 0. This shift does not
-        # decrease in eps_1, so it is least at eps_1 = 0. There delta is the same in both directions.
+        # decrease in eps_1, so it is least at eps_1 = 0. delta(0) is the total variation, the same in both directions.
         return np.asarray(law.mean) * upper_delta(run, np.zeros(()), side.forward) * ROUNDED_UP
     names = ", ".join(kind.__name__ for kind in PROFILE_LAWS)
     raise InputError(f"no profile bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
 
 
 def least_growth(run: Mechanism, law: TruncatedNegativeBinomial, relation: str) -> np.ndarray:
-    """Return the log of the minimum over eps_1 >= 0 of `e^{eps_1} + (1-gamma)/gamma delta(eps_1)`."""
+    """Return the log of the minimum over eps_1 >= 0 of `e^{eps_1} + (1-gamma)/gamma delta_base(eps_1)`."""
     odds = (1.0 - np.asarray(law.gamma)) / law.gamma
-    # The sum is convex in e^{eps_1}. The search ends where delta is 1e-12, since a larger eps_1 gains nothing.
+    # The sum is convex in e^{eps_1}, as `_least` needs. A search beyond the eps_1 with delta 1e-12 gains nothing.
     high = upper_epsilon(run, np.asarray(1e-12), relation)
     high = np.broadcast_to(np.where(np.isfinite(high), high, 50.0), np.broadcast_shapes(batch_shape(run), law.shape))
     return _least(high, lambda at: at + np.log1p(odds * np.exp(-at) * upper_delta(run, at, relation)))
@@ -102,7 +102,7 @@ def _binomial(run: Mechanism, law: Binomial, relation: str) -> np.ndarray:
 def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Return the minimum over [0, high] of a function that first falls and then rises, by ever finer grids."""
     low, best = np.zeros(high.shape), np.full(high.shape, np.inf)
-    for count in (49, 17, 17, 17, 17):  # sizes of the grids; `value` is a true bound at every point
+    for count in (49, 17, 17, 17, 17):  # sizes of the grids, which may be coarse: every `value` is a true bound
         grid = low + (high - low) * np.linspace(0.0, 1.0, count).reshape(-1, *(1,) * high.ndim)
         values = value(grid)
         at = np.argmin(values, axis=0)[None]
@@ -112,7 +112,7 @@ def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> np.nd
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of `quantity`, the larger of both directions, from the selection's Rényi divergences."""
+    """Return upper bounds of `quantity` from the selection's Rényi divergences, the largest over the directions."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
     value = np.zeros(())
@@ -223,7 +223,7 @@ def bound_delta(
 
 
 def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound: str, relation: str) -> Bounds:
-    """Return upper bounds of `quantity` by the named bound; for "auto", by the least one that holds for all scores."""
+    """Return the named upper bound of `quantity`. "auto" is the least of the bounds that hold for every score."""
     require_mechanism("run", run)
     refuse_tracers(f"selection.bound_{quantity}", "the kernels", run=run, k=k)
     choice("relation", relation, RELATIONS)
@@ -255,7 +255,8 @@ def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray
     mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu.reshape(batch_shape(run)), given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)
     if quantity == "epsilon":
-        # At most 1e-9 of delta lies beyond `far` from the means. Beyond the nodes the log ratio counts as monotone.
+        # The winner's mass farther than `far` from a mean is at most 1e-9 delta, so no nodes are needed there. The log
+        # ratio is taken to be monotone beyond the nodes.
         far = np.sqrt(2.0 * np.maximum(np.log(mean / 1e-9) - np.log(given), 0.0))
     else:
         # The base's loss is eps at the outcome given/mu + mu/2. `far` goes 2 standard deviations beyond this outcome.
@@ -270,21 +271,21 @@ def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray
     return found.reshape(shape)
 
 
-# The largest of K draws wins. Its law for draws from N(0, 1) is compared with its law for draws from N(mu, 1)
+# The winner is the largest of K draws. Its law for draws from N(0, 1) is compared with that for draws from N(mu, 1)
 
 # Let N(0, 1) have the distribution function F and the density f, N(mu, 1) the distribution function G and the density
 # g, and K the generating function phi.  The winner has the density phi'(F) f for draws from N(0, 1), and phi'(G) g for
-# draws from N(mu, 1).  Its masses of an interval (a, b] are phi(F(b)) - phi(F(a)) and phi(G(b)) - phi(G(a)).  Both laws
-# have the mass phi(0) of K = 0.  With P and Q the winner's two laws, the divergence at ratio E = e^eps is
-# P(A) - E Q(A).  Here A is the set on which l, the log ratio of the densities, is above eps.  A is a union of few
-# intervals.  Their ends are solved for (README.md of this folder, "Computing monotone_score", has the errors).
+# draws from N(mu, 1).  Its masses of an interval (a, b] are phi(F(b)) - phi(F(a)) and phi(G(b)) - phi(G(a)).  With
+# probability phi(0), under both laws, K = 0 and nothing wins.  With P and Q the winner's two laws, the divergence at
+# ratio E = e^eps is P(A) - E Q(A).  Here A is the set on which l, the log ratio of the densities, is above eps.  A is a
+# union of few intervals, and `_best_set` solves for their ends (README.md, "Computing monotone_score").
 
 
 class Line(NamedTuple):
-    """X nodes for each of R configurations, with log ratios there, and with masses between neighbouring nodes."""
+    """For each of R configurations: X nodes, the log ratio at each node, and the masses between neighbouring nodes."""
 
     laws: Law  # (R,) laws of K
-    mu: np.ndarray  # (R,)
+    mu: np.ndarray  # (R,) the mean mu of N(mu, 1)
     x: np.ndarray  # (R, X) nodes, from -inf to inf
     log_ratio: np.ndarray  # (R, X) log of the winner's density for N(mu, 1) over that for N(0, 1); nan if both are 0
     present: np.ndarray  # (R, X - 1) masses of the winner's law for N(mu, 1) between neighbouring nodes
@@ -344,7 +345,7 @@ def _zero(function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: n
     """Return the x between `low` and `high` at which the function changes its sign, by the Illinois rule."""
     at_low, at_high = function(low), function(high)
     at, before = low, np.zeros(low.shape)
-    for _ in range(12):  # few steps suffice: an end that is off by e moves the divergence by about e^2
+    for _ in range(12):  # few steps suffice: an error e in an end of A changes the divergence by about e^2
         with np.errstate(divide="ignore", invalid="ignore"):
             share = at_low / (at_low - at_high)
         at = low + np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 0.5) * (high - low)
@@ -369,7 +370,7 @@ def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.
     row, cell = np.nonzero(active[:, 1:] != active[:, :-1])
     laws, mu, rising = rows.laws.taken(row), rows.mu[row], active[row, cell + 1]
     ends = np.stack([rows.x[row, cell], rows.x[row, cell + 1]])
-    # The search is between the ends of the cell. An end at which l is not finite is replaced by the other end.
+    # `_zero` searches between the ends of the cell. Replace an end at which l is not finite by the other end.
     seen = np.isfinite([rows.log_ratio[row, cell], rows.log_ratio[row, cell + 1]])
     inner = np.where(seen, ends, ends[::-1])
     at = np.where(np.isinf(ends[0]), *ends)
@@ -406,7 +407,7 @@ def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
 
     for side in (1.0, -1.0):
         cells = (rows.present, rows.without)[:: int(side)]
-        for share, cheap in ((1e-3, True), (1e-13, False)):  # while `cheap`, A is a union of whole cells
+        for share, cheap in ((1e-3, True), (1e-13, False)):  # first with whole cells as A, then with the exact A
             for _ in range(60):  # a few passes usually suffice, since the error falls faster than geometrically
                 if cheap:
                     active = cells[0] > found[:, None] * cells[1]
@@ -424,7 +425,7 @@ class Bound(NamedTuple):
 
     upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]  # takes (quantity, base, law, values, relation)
     kind: str = "bound"  # the `Bounds.kind` of the bound
-    laws: tuple[type[Law], ...] = (Law,)  # the laws of K for which it holds
+    laws: tuple[type[Law], ...] = (Law,)  # the laws of K for which the bound holds
 
 
 BOUNDS = {

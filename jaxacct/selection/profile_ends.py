@@ -1,8 +1,8 @@
 """A selection's mass at infinity, its largest loss (if bounded), and bounds from the base's own epsilon and delta.
 
 In this file phi is the generating function of K, T the trade-off curve of the base, and p the base's mass at infinity.
-A rank v is the Q-mass of the outcomes with a larger likelihood ratio.  The proofs and the rounding are in README.md of
-this folder, under "The ends of the profile" and "Bounds from the base alone".
+The rank v of an outcome is the Q-mass of the outcomes with a larger likelihood ratio.  The proofs and the rounding are
+in README.md of this folder, under "The ends of the profile" and "Bounds from the base alone".
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def narrowed(
 ) -> np.ndarray:
     """Intersect the brackets `ends`, (2, *shape), with the bounds that `Limits` gives, where `rows` is true.
 
-    A bracket that does not meet these bounds becomes (0, inf) for "epsilon", or (0, 1) for "delta".
+    A bracket that is disjoint from these bounds becomes (0, inf) for "epsilon", or (0, 1) for "delta".
     """
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
@@ -164,7 +164,7 @@ def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
 
 
 def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
-    """Return bounds (lower, upper) of `phi(1) - phi(1 - p)` at p = `apart` (README.md, "The ends of the profile")."""
+    """Return (lower, upper) for phi(1) - phi(1 - p), the chance that any of K draws hits a set of mass p = `apart`."""
     factors = np.array([0.0, 0.5 * (1.0 + RELATIVE_ERROR), 1.0 - RELATIVE_ERROR, 1.0 + RELATIVE_ERROR])
     ends = np.clip(apart * factors, 0.0, 1.0)
     value, first, _ = evaluated(law, ends)
@@ -179,7 +179,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
     """Return `Limits.gain` and `Limits.cost` for several orders of scores.
 
-    In each order, a share of the outcome with the largest finite loss scores just above the ranks up to some v.
+    In each order, part of the outcome with the largest finite loss scores just above the outcomes of rank at most v.
     """
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
@@ -195,7 +195,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a lower bound of the largest loss that the orders of `orders` reach if their v is a knot of the curve."""
+    """Return a lower bound of the largest loss that orders as in `orders` reach, for v at the knots of the curve."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0
@@ -222,7 +222,7 @@ def _most_revealing(parts: Components) -> tuple[float, float]:
 
 
 def _ranks_tried(curve: Curve, law: Law, apart: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return several ranks v, also the knot of largest phi'(T(v) - p)/phi'(v), and a lower bound of each T(v) - p."""
+    """Return ranks v, among them the knot of largest phi'(T(v) - p)/phi'(v), and a lower bound of each T(v) - p."""
     q, p = curve.below.q[1:], np.maximum(curve.below.p[1:] - apart, 0.0)
     steep = slopes(law, 1.0 - np.stack([p, q]))
     best = int(np.argmax(steep[0] / np.maximum(steep[1], 1e-300)))
@@ -242,7 +242,7 @@ def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
 
 
 def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
-    """Return log phi'(1 - y) plus a constant of the law: an upper bound for side 1, a lower bound for side -1.
+    """Return bounds of log phi'(1 - y), all shifted by one constant: upper bounds for side 1, lower ones for side -1.
 
     An element is NaN or -inf if no bound is known.
     """
@@ -290,10 +290,10 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     with np.errstate(divide="ignore", over="ignore"):
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
     # For each cell, `before` is an upper bound of the ratio at all v before the cell, `after` at all v in the cell or
-    # later, and `least` at all v.  Somewhere in the cell or later the ratio is about `reached`.  The search begins at
-    # the cell `first`.  The bound for all v before that cell is `before[first]`.  `first` is the last cell whose
-    # `before` is at most `reached` and whose `least` is within 10 % of the minimum of `least`.  If there is no such
-    # cell, `first` is the cell with the minimum.
+    # later, and `least` at all v.  `reached` estimates the largest ratio in the cell or later.  The search skips the
+    # cells before `first`: `before[first]` bounds the ratio there.  `first` is the last cell whose `before` is at most
+    # `reached` and whose `least` is within 10 % of the minimum of `least`.  If no cell meets both, `first` is the cell
+    # with the minimum.
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))
@@ -350,7 +350,7 @@ def by_base(
 ) -> np.ndarray:
     """Return brackets (2, *shape) of "epsilon" at delta in [0, 1), or of "delta" at eps >= 0.
 
-    They are made from the base's own epsilon and delta.  Where `asked` is False a bracket is (0, inf).
+    The brackets follow from the base's own epsilon and delta.  Where `asked` is False a bracket is (0, inf).
     """
     shape = np.broadcast_shapes(batch_shape(run), law.shape, np.shape(values))
     flat = np.broadcast_to(values, shape).reshape(-1)
@@ -376,7 +376,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward, PROFILE_RTOL)[0]
         shifted = values - grown
-        # At eps = -x < 0, the base's delta is 1 - e^-x + e^-x delta_reverse(x), at most 1 - e^-x + delta_reverse(0).
+        # At eps = -x < 0, the base's delta is 1 - e^-x + e^-x delta_reverse(x), at most 1 - e^-x + `base.distance`.
         below = np.maximum(-shifted, 0.0)
         known = np.where(
             shifted >= 0.0,
@@ -391,8 +391,8 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
         high = np.where(moved <= values, 0.0, high)
     copies = largest_k(law)
     if 1.0 < copies < np.inf and (
-        # The delta of K <= n candidates is at most that of n runs. It has a closed form for any n Gaussian runs. Other
-        # runs are composed only if n is at most 16.
+        # The delta of K <= n candidates is at most the delta of n runs. For Gaussian runs that delta has a closed form.
+        # Other runs are composed only if n is at most 16.
         gaussian_mu(run) is not None or (copies <= 16 and not 600.0 < base.loss < np.inf)
     ):
         many = repeat(run, copies)

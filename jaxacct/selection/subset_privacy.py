@@ -43,7 +43,7 @@ def subset_epsilon(
 
     Let (P_1, Q_1) be a dominating pair of the tuning, made from the envelope, and (P_2, Q_2) one of the final run.
     "rest" gives the eps of `q P_1 x Q_2 + (1-q) Q_1 x P_2` against `Q_1 x Q_2`.  "all" gives the eps of the sampled
-    tuning composed with the run.  Neighbours differ by adding or removing one record.
+    tuning composed with the final run.  Neighbours differ by adding or removing one record.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def _through_points(
 ) -> PrivacyProfile:
     """Return the `PrivacyProfile` through upper bounds of delta at 400 eps. At the last eps, delta is 1e-4 `target`."""
     top = float(epsilon(max(target * 1e-4, 1e-300)))
-    # 400 points for each of two pairs give their product 160,000 atoms, within the 10^6 that SUM_ERROR covers.
+    # With 400 points each, two pairs have a product of 160,000 atoms. SUM_ERROR covers sums of up to 10^6 terms.
     grid = np.linspace(0.0, max(top, 1e-6) if np.isfinite(top) else 50.0, 400)
     return PrivacyProfile(grid, *(delta(grid, name) for name in RELATIONS))
 
@@ -148,7 +148,7 @@ class Product(NamedTuple):
         return high
 
     def profile(self, *points: float) -> PrivacyProfile:
-        """Return tuning plus final run as one mechanism, from its delta at `points` and at 160 evenly spaced eps."""
+        """Return the profile of the tuning with the final run, from delta at `points` and at 160 evenly spaced eps."""
         top = self.epsilon(max(1e-12, 2.0 * self.infinite))
         grid = np.linspace(0.0, top if math.isfinite(top) else 50.0, 160)
         for point in points:

@@ -1,7 +1,8 @@
 """Selections that release the best j of K candidates together: `selection.select(run, k, top=j)`.
 
-Let R be the product of the likelihood ratios of j independent runs.  The main term of the bound is the mean of the
-largest of several lines in R.  So the bound needs only profiles of up to j runs (README.md, "The best j").
+Let R be the product of the likelihood ratios of j independent runs.  The main term of the bound is the mean of
+max_i (a_i + b_i R), which the privacy profile of j runs determines.  So the bound needs only profiles of up to j runs
+(README.md, "The best j").
 """
 
 from __future__ import annotations
@@ -44,10 +45,11 @@ MOST_ATOMS = 1500
 @register
 @dataclass(frozen=True, eq=False)
 class TopSelection(AnySelection):
-    """Selection that runs ``mechanism`` K times, K from ``law``, and releases the best ``top`` by any score.
+    """A selection that runs ``mechanism`` K times, K from ``law``, and releases the best ``top`` by any score.
 
     All candidates are released if K is less than ``top``.  The answers are upper bounds, of kind "bound".
-    Each is the smaller of an envelope for the best j and a bound for releasing all candidates.  The selection composes.
+    Each answer is the smaller of an envelope for the best j and a bound for releasing all candidates.  The selection
+    composes.
 
     Parameters
     ----------
@@ -137,7 +139,7 @@ def _of_one(
 
 
 def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: np.ndarray, relation: str) -> np.ndarray:
-    """Return whether the average over K surely exceeds the bound `found`. If so, the average need not be computed."""
+    """Return where the bound by the average over K (`upper_ends`) surely exceeds `found` and need not be computed."""
     at, target = (found, values) if quantity == "epsilon" else (values, found)
     above = np.zeros(values.shape, bool)
     for share in (0.7, 2.0, 4.0, 8.0):
@@ -174,18 +176,18 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
         scale, other = derivative(law, top)
         grown, _ = profile_ends.last(run, other, side.forward) if scale > 0.0 else (np.zeros(()), 0.0)
         total = (float(grown) + (top - 1) * one) * (1.0 + 8.0 * ROUNDOFF)
-        # where `total` is NaN, or `scale` overflows, no bound of the largest loss is known
+        # if `total` is NaN, or `scale` overflows, no bound of the largest loss is known
         largest = max(largest, total) if total >= 0.0 and np.isfinite(scale) else np.inf
         mass = max(mass, float(profile_ends.last(run, law, side.forward)[1]))
     return largest, mass
 
 
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
-    """Return one direction's envelope for deltas of at least `level`, and the last eps of `_profile` for `top` runs."""
+    """Return one direction's envelope for deltas >= `level`, and the largest eps in the profile of `top` runs."""
     parts = components(run, "add_or_remove_one", side.direction)
-    # `apart`, the base's mass at infinity, is subtracted from the profiles and the curve. `Envelope.start` accounts for
-    # it. That is sound only if the mass is known exactly. A pair that merely dominates the base may have more mass at
-    # infinity than the base, so then `apart` is 0.
+    # `apart`, the base's mass at infinity, is subtracted from the profiles and the curve. `Envelope.start` bounds the
+    # part of delta that `apart` causes. The subtraction is sound only if the mass is known exactly. A pair that merely
+    # dominates the base may have more mass at infinity than the base. For such a pair `apart` is 0.
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
     apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may be only the cut-off tail of a table
@@ -215,7 +217,7 @@ def _profile(run: Mechanism, parts: Components, count: int, side: Sides, level: 
     seen = parts.finite_mass[0, 0] > 0.0 if finite_once(parts) else np.zeros(0, bool)
     if not (seen.any() and np.count_nonzero(seen) ** count <= MOST_ATOMS):
         return envelope.profile_points(repeat(run, count), level, side)
-    # The joint law of the runs is computed outcome by outcome. Its profile is evaluated at its losses, where it bends.
+    # Compute the joint law of the runs outcome by outcome. Its profile bends at the losses and is evaluated there.
     loss, mass = parts.finite_loss[0, 0][seen], parts.finite_mass[0, 0][seen]
     total, product = np.zeros(1), np.ones(1)
     for _ in range(count):

@@ -38,7 +38,7 @@ WIDTH = 1e-4
 
 
 def known_bases(run: Mechanism, coarse: bool = False) -> list[Base]:
-    """Return the Base of each configuration, from the cache if it is there; `coarse` halves the curves' points."""
+    """Return the Base of each configuration, from the cache if possible. `coarse` halves the number of curve points."""
     with backend.job(1, apart=True):  # NumPy or XLA is chosen as for one base, even for a large batch
         shape, way = batch_shape(run), (coarse, backend.on_numpy(1))
         each = [element(run, index) if shape else run for index in np.ndindex(shape)]
@@ -96,7 +96,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Return brackets (2, B) of the larger of two numbers: this direction's `quantity`, and what `other` brackets."""
+    """Return brackets (2, B) of the larger of this direction's `quantity` and the quantity that `other` brackets."""
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)
@@ -113,7 +113,7 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            # A narrow bracket that `effort` hardly narrowed is not refined again. Its width comes from the curve.
+            # If `effort` hardly narrowed a narrow bracket, the width comes from the curve, and no finer effort is used.
             due[wide] = ~((after > 0.8 * before) & (after <= 1e-3 * scale))
     return np.maximum(np.stack([low, high]), other)
 
@@ -129,7 +129,7 @@ def _run(
             curve = jax.device_put(stacked)
 
     def one(start: int) -> np.ndarray:
-        with double_precision(), np.errstate(all="ignore"):  # float64, since a user's law may call JAX
+        with double_precision(), np.errstate(all="ignore"):  # float64 also if `plain`: a user's law may call JAX
             if plain:
                 curve_of_one = _taken(stacked, base[start])
                 return np.stack(_of_one(quantity, effort, curve_of_one, laws.taken(start), values[start]))[:, None]
@@ -185,7 +185,7 @@ class Attack(float):
     rank : numpy.ndarray, shape (R + 1,)
         Ends of the active intervals of ranks, ascending from 0.
     served : numpy.ndarray, shape (R,)
-        For each interval, the largest rank that its outcomes outscore.  The array does not increase.
+        For each interval, the largest rank that its outcomes outscore.  The entries do not increase.
 
     References
     ----------
@@ -291,7 +291,7 @@ def attack(
 
 
 def _order(law: Law, below: Inner, ratio: Any) -> Any:
-    """Return the order of scores that leaks most at e^eps = `ratio`, with (gain, cost): delta >= gain - e^eps cost."""
+    """Return the order of scores that leaks most at e^eps = `ratio`, and (gain, cost): delta >= gain - e^eps cost."""
     order = worst_score.best_order(law, below, ratio, FINE)
     return order, worst_score.attained(law, below, order)
 

@@ -17,7 +17,7 @@ from jaxacct.strategies.strategy import Strategy, Taps, ring, store_whole
 
 
 class ToeplitzStrategy(Strategy):
-    """A strategy whose lower triangular matrix C has the entry column[l] in row i + l of each column i, l >= 0."""
+    """A strategy whose matrix C is lower triangular and Toeplitz: C[i + l, i] = column[l] for all i and all l >= 0."""
 
     coefficients: tuple[float, ...]
 
@@ -62,8 +62,8 @@ class ToeplitzStrategy(Strategy):
         falls = bool(np.all(column >= 0.0) and np.all(np.diff(column) <= 0.0))
         if not falls and column.size > separation:
             return super()._square(separation, most, periodic)
-        # A record's worst steps are 0, b, 2b, ..., with b the separation (README.md, "Sensitivity"). Signs do not
-        # matter: either the entries are >= 0, or the columns at these steps do not overlap.
+        # A record's worst steps are 0, b, 2b, ..., with b the separation (README.md, "Sensitivity"). The
+        # absolute values may be added: either the entries are >= 0, or the columns at these steps do not overlap.
         starts = range(0, self.steps, separation)[:most]
         total = np.zeros(self.steps + column.size)
         for start in starts:
