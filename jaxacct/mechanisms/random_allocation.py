@@ -135,7 +135,7 @@ class RandomAllocation(Mechanism):
         try:
             numbers = np.broadcast_arrays(self.slots, self.participations, self.group)
             slots, taken, group = (np.asarray(x, np.float64) for x in numbers)
-        except (TypeError, ValueError):  # tracers have no values to compare
+        except (TypeError, ValueError):  # JAX tracers have no values to check
             return
         some = (group > 1.0) & (taken > 1.0) & (taken < slots)
         for bad, name, values, rest in (
@@ -178,7 +178,7 @@ class RandomAllocation(Mechanism):
         return isinstance(self.mechanism, FINITE_BASES)
 
     def _laws(self) -> list[AllocatedLaw]:
-        """Return the law of every configuration, in the flat order of the batch."""
+        """Return the loss law of every configuration, in the flat order of the batch."""
         shape = batch_shape(self)
         numbers = (np.broadcast_to(x, shape).ravel() for x in (self.slots, self.participations))
         places = list(np.ndindex(shape))
@@ -203,7 +203,7 @@ class RandomAllocation(Mechanism):
             raise InputError(
                 "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta for a bound"
             )
-        if not below:  # A pair has no loss above LARGEST_LOSS. A bound that needs larger ones takes the slots as known.
+        if not below:  # Where a bound needs losses above LARGEST_LOSS, which no pair holds, count the slots as known.
             mu = group / sigma
             bound = (group > 1.0) | (taken > 1.0) | (_LOSSES.get() == "far")
             revealed = bound & ~(mu * (0.5 * mu + FAR) <= LARGEST_LOSS)
@@ -290,7 +290,7 @@ class BallsInBins(EqualToAnother):
         require_gaussian_slots(type(self).__name__, self.mechanism)
         try:
             several = np.any((np.asarray(self.epochs, np.float64) > 1.0) & (np.asarray(self.slots, np.float64) > 1.0))
-        except (TypeError, ValueError):  # tracers have no values to compare
+        except (TypeError, ValueError):  # JAX tracers have no values to check
             return
         if several:
             warnings.warn(
@@ -312,7 +312,7 @@ class BallsInBins(EqualToAnother):
 
 
 def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
-    """Return the distinct (noise multiplier, slots) of all Gaussian rounds in a mechanism. Each block counts as one."""
+    """Return the distinct (noise multiplier, slots) of a mechanism's Gaussian rounds. A block of slots is a round."""
     if isinstance(mechanism, BallsInBins):
         both = (rounds_inside(mechanism.equivalent(below)) for below in (False, True))
         return list(dict.fromkeys(one for each in both for one in each))
@@ -354,7 +354,7 @@ def _profiles(sigma: float, slots: float, losses: Losses) -> Profiles:
 
 
 def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[Profiles]:
-    """Compute the profiles of rounds in both directions. Cap them by the profile of a Gaussian whose slot is known."""
+    """Compute the profiles of rounds in both directions. Each delta is at most that of one Gaussian release."""
     sigma, slots = np.array(rounds, np.float64).T
     mus = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
     made: list[Profiles]
@@ -379,7 +379,7 @@ def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[
 
 
 def _with_one_start(*pair: BracketedProfile) -> Profiles:
-    """Narrow two brackets: both deltas are TV(P, Q) at eps = 0, and at least 1 - (1 - TV(P, Q)) e^eps at other eps."""
+    """Tighten both brackets: 1 - (1 - TV) e^eps <= delta <= TV, where TV is delta at eps = 0 in either direction."""
     least, most = max(one.lower[0] for one in pair), min(one.upper[0] for one in pair)
     if not least <= most:
         return pair[0], pair[1]
@@ -441,7 +441,7 @@ def _or_else(
 
 
 def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
-    """Return the pair of a Gaussian whose slot is known. If this fails, return a pair with delta = 1 at every eps."""
+    """Return the pair of one Gaussian release, as if the slot were known. On a failure return a pair with delta = 1."""
     try:
         mu = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
         eps = np.linspace(0.0, min(mu * (0.5 * mu + 12.0), LARGEST_LOSS), 300)
@@ -472,7 +472,7 @@ def _of_group(profile: BracketedProfile, group: float, mu: float) -> BracketedPr
 
 
 def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
-    """Extend the profile to larger losses by a Gaussian whose slot is known. Then less mass counts as infinite loss."""
+    """Extend the profile to larger losses by delta of one Gaussian release, so that less mass has infinite loss."""
     last, end = profile.epsilon[-1], min(mu * (0.5 * mu + FAR), LARGEST_LOSS)
     if not (last < end and profile.upper[-1] > 0.0):
         return profile
@@ -503,7 +503,7 @@ class AllocatedLaw(NamedTuple):
     q_infinity: float  # Q-mass of the outputs that have P-mass 0
 
     def part(self, direction: str, below: bool) -> FinitePart:
-        """Return the law in a direction. If `below`, the masses under LEAST_MASS move to the smallest loss."""
+        """Return the loss law of a direction. If `below`, move each mass less than LEAST_MASS to the smallest loss."""
         loss, mass, infinity = self.loss, self.p, self.p_infinity
         if direction == "add":
             loss, mass, infinity = -loss, self.q, self.q_infinity
@@ -513,7 +513,7 @@ class AllocatedLaw(NamedTuple):
         least = int(np.argmin(loss))
         small[least] = False
         kept = np.where(small, 0.0, mass)
-        # The move makes every delta smaller, so the law stays a lower bound.
+        # Mass moved to the smallest loss makes every delta smaller, so the law stays a lower bound.
         kept[least] += mass[small].sum() + (infinity if infinity < LEAST_MASS else 0.0)
         return FinitePart(np.where(small, 0.0, loss), kept, np.asarray(infinity if infinity >= LEAST_MASS else 0.0))
 
@@ -524,7 +524,7 @@ class AllocatedLaw(NamedTuple):
 
 
 def refuse_counts(base: FiniteMechanism, slots: float, taken: float, index: str) -> None:
-    """Refuse a base whose epsilon is too large, and too many vectors of counts. Errors name the element `index`."""
+    """Refuse an epsilon > MOST_EPSILON and too many vectors of counts (`_counts`). Errors name element `index`."""
     if getattr(base, "epsilon", 0.0) > MOST_EPSILON:
         raise InputError(
             f"epsilon{index} = {base.epsilon:g} of the base must be at most {MOST_EPSILON:g} in RandomAllocation; "  # type: ignore[attr-defined]  # only PureDP and ApproximateDP have an epsilon
@@ -555,7 +555,7 @@ def allocated_law(base: FiniteMechanism, slots: int, taken: int) -> AllocatedLaw
                 found.append((float(ratio.ln()), _up(weight * ratio), _up(weight)))
             else:
                 never += weight
-        # The P-mass of infinite loss is 1 - (1 - alone)^taken. Written as a sum it loses no digits for a small `alone`.
+        # `infinite` is 1 - (1 - alone)^taken, the P-mass of infinite loss. The sum loses no digits if `alone` is small.
         infinite = alone * sum(_powers(1 - alone, taken - 1), Decimal(0))
     loss, p, q = np.array(found or [(0.0, 0.0, 0.0)]).T
     return AllocatedLaw(loss, p, q, _up(infinite), _up(never))
@@ -623,7 +623,7 @@ def _outputs(base: FiniteMechanism) -> list[tuple[Decimal, Decimal]]:
         pairs = [(p / totals[0], q / totals[1]) for p, q in zip(*given, strict=True)]
     else:
         delta = Decimal(float(getattr(base, "delta", 0.0)))
-        odds = (-Decimal(float(base.epsilon))).exp()  # type: ignore[attr-defined]  # PureDP or ApproximateDP
+        odds = (-Decimal(float(base.epsilon))).exp()  # type: ignore[attr-defined]  # base: PureDP or ApproximateDP
         likely = (1 - delta) / (1 + odds)
         if odds == 1:
             return [(2 * likely, 2 * likely), (delta, Decimal(0)), (Decimal(0), delta)]

@@ -182,7 +182,7 @@ class PoissonSampled(OfGaussianMixtures):
         return "bound" if bound else base.kind_of_bracket(relation, composed)
 
     def several(self, relation: str) -> Several | None:
-        """Return the releases if the sample has several and their profile determines the answer; else return None."""
+        """Return the releases of the sample, or None if there is only one or if their profile does not give delta."""
         base, rate = self._flat()
         if isinstance(base, BaseMechanism) or (relation == "replace_one" and self._draws()):
             return None
@@ -224,7 +224,7 @@ class PoissonSampled(OfGaussianMixtures):
         return base.attained(relation) if isinstance(base, OfGaussianMixtures) else True
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return (shifts, probabilities) per configuration: how far a group may shift the sum, in units of sigma."""
+        """Per configuration, return by how many sigmas a group may shift the sum, and the shifts' probabilities."""
         base, rate = self._flat()
         found = []
         for sigma, q in rows_of(self, cast(Gaussian, base).noise_multiplier, rate):
@@ -233,7 +233,7 @@ class PoissonSampled(OfGaussianMixtures):
         return found
 
     def _flat(self, up: bool = False) -> tuple[Mechanism, np.ndarray]:
-        """Return the base inside nested samplings, with noise rounded down (up if `up`), and the product of rates."""
+        """Return the innermost base, several Gaussians as one (noise rounded down, or `up`), and the rates' product."""
         rate = np.asarray(self.sampling_probability, np.float64)
         if not isinstance(self.mechanism, PoissonSampled):
             base: Mechanism = self.mechanism
@@ -257,13 +257,13 @@ class PoissonSampled(OfGaussianMixtures):
 
 
 def _branch_sampled(branch: Branch, rate: float) -> Branch:
-    """Return a branch of a step that uses a record with the probability `rate`."""
+    """Given a branch of a step, return that branch if a record takes part only with probability `rate`."""
     shifts, weights = np.append(0.0, branch.shifts), np.append(1.0 - rate, rate * branch.weights)
     return branch._replace(shifts=shifts, weights=weights)
 
 
 def _under(relation: str) -> str:
-    """Return the relation under which the releases in a sample are bounded, given the sample's own `relation`."""
+    """Given the relation of the sampled mechanism, return the relation for which the unsampled releases are bounded."""
     return relation if relation == "replace_one" else "add_or_remove_one"
 
 
@@ -397,7 +397,8 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
 def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: float, share: float = 1e-3) -> int:
     """Return the smallest cap for which steps * Pr[Bin(n - 1, q) >= cap] is at most share * delta.
 
-    So a record displaces another one (`TruncatedPoissonSampled`) in any step with at most the chance share * delta.
+    So the chance that a record displaces another one (see `TruncatedPoissonSampled`) in any of the steps is at most
+    share * delta.
 
     Parameters
     ----------
@@ -462,10 +463,10 @@ def _sampled(q: float, shift: float) -> FinitePair:
 
 
 class Cap(NamedTuple):
-    """Effect of a cap on a Poisson sample for one record; each field is a lower and an upper bound of a number."""
+    """The effect of a cap on one record of a Poisson sample. Each field is (lower bound, upper bound) of a chance."""
 
     chance: tuple[float, float]  # tau = Pr[Bin(n-1, q) >= cap], the chance that the other records fill the batch
-    rate: tuple[float, float]  # q' = (cap/n) Pr[Bin(n, q) > cap]/tau, the chance that a batch filled so has the record
+    rate: tuple[float, float]  # q' = (cap/n) Pr[Bin(n, q) > cap]/tau, the record's chance to be in a filled batch
 
 
 def cap_of(size: float, q: float, cap: float) -> Cap:
@@ -484,7 +485,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
         tau = (1.0 + beyond) / (1.0 + beyond + around)
         error = wrong + doubt + 16.0 * ROUNDOFF
         chance = (tau * (1.0 - error), min(tau * (1.0 + error), 1.0))
-    else:  # tau is less than about 1e-300
+    else:  # `around` overflows, so tau is less than about 1e-300
         chance = (0.0, 1e-290)
     rate = cap / size * ((beyond + q) / (1.0 + beyond))
     error = 2.0 * wrong + 16.0 * ROUNDOFF
@@ -517,7 +518,8 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
             if rest <= NEGLIGIBLE * max(total, 1e-300):
                 break
             length *= 2
-    # Each of the `terms` factors errs by at most 16 roundoffs: a difference, two quotients, three products, the odds.
+    # A term is a product of at most `terms` ratios. The relative error of a ratio is at most 16 roundoffs: those of a
+    # difference, two quotients, three products and the odds.
     return total, 16.0 * ROUNDOFF * (terms + 4.0) + 4.0 * NEGLIGIBLE
 
 
@@ -530,10 +532,10 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     under ``replace_one``, which has twice the sensitivity of add/remove. The pair of the sampled step is
     ((1-g) Q + g P, Q) for remove, and (Q, (1-g) Q + g P) for add. The pair of ``replace_one`` has the profile
     H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the base's pair is not symmetric,
-    the larger of the profiles of (P, Q) and (Q, P) replaces both (README.md, "Two orders of a replaced record"). Such a
-    pair, like that of ``replace_one``, stands for several pairs of data sets. So its repetitions, compositions and
-    Rényi divergences are bounds. For Gaussian and Laplace bases epsilon under ``replace_one`` is a bound, about 1e-5
-    above the exact value. A composition inside runs on one sample, as in `PoissonSampled`.
+    the larger of the profiles of (P, Q) and (Q, P) replaces both (README.md, "Two orders of a replaced record"). That
+    larger profile, like that of ``replace_one``, may belong to no single pair of data sets. So its repetitions,
+    compositions and Rényi divergences are bounds. For Gaussian and Laplace bases epsilon under ``replace_one`` is a
+    bound, about 1e-5 above the exact value. A composition inside runs on one sample, as in `PoissonSampled`.
 
     ``zero_out`` replaces a record by one that contributes 0, in the same slot. For a Gaussian base it has a dominating
     pair of its own (README.md, "Zero-out where the slot is kept"). For other bases the pair of ``replace_one`` is a
@@ -608,7 +610,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or relation == "zero_out":
             return "bound"
         replaced = relation == "replace_one" and not self._trivial()
-        # `joined`: the pair stands for several pairs of data sets. `rough`: the pair only dominates the base's pair.
+        # `joined`: the profile is the largest of several pairs of data sets. `rough`: the base's pair is only bounded.
         joined = replaced or not base.symmetric()
         rough = replaced and isinstance(base, BaseMechanism) and not base.finite
         return "bound" if rough or (joined and composed) else kind
@@ -648,7 +650,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return not self.ordinary() or self._base() != self._base(up=True)
 
     def several(self, relation: str) -> Several | None:
-        """Return the releases if the sample has several and their profile determines the answer; else return None."""
+        """Return the releases of the sample, or None if there is only one or if their profile does not give delta."""
         base = self._base()
         if isinstance(base, BaseMechanism) or relation == "zero_out":
             return None

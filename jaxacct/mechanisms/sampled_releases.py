@@ -55,12 +55,12 @@ class Several(NamedTuple):
 
     base: Mechanism  # the composition of the releases, without the sampling
     rate: np.ndarray  # the sampling rate of each configuration
-    relations: dict[str, str]  # relation of the releases for each direction, "remove" and "add", of the sample
+    relations: dict[str, str]  # for each direction of the sample ("remove", "add"), the relation of the releases
 
 
 @functools.lru_cache(maxsize=KEPT)
 def one_gaussian(mechanism: Mechanism) -> tuple[Gaussian, Gaussian] | None:
-    """Return the one Gaussian that a composition of Gaussians equals, as (noise rounded down, up). Else return None."""
+    """Return the Gaussian equal to a composition of Gaussians, as (noise rounded down, noise rounded up). Else None."""
     parts = mechanism.gaussians()
     if parts is None:
         return None
@@ -120,7 +120,7 @@ def replaced_pair(base: Mechanism, rate: np.ndarray, shape: tuple[int, ...]) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _replaced(base: Mechanism, q: float) -> FinitePair:
-    """Return a pair for a replaced record. Its delta is the smaller of a direct bound and of `_one_after_the_other`."""
+    """Return a pair that dominates sampled releases if a record is replaced. Its delta is the smaller of two bounds."""
     if q == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
     if isinstance(base, Gaussian):
@@ -217,5 +217,5 @@ def _epsilon(base: Mechanism, delta: float, relation: str) -> Any:
 
 
 def _accounting() -> Any:
-    """Import `jaxacct.accounting.account`, which imports this module and cannot be imported above."""
+    """Return `jaxacct.accounting.account`. It is imported only when needed, since it imports this module."""
     return importlib.import_module("jaxacct.accounting.account")

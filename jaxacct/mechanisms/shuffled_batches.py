@@ -30,8 +30,8 @@ class ShuffledBatches(Mechanism):
     """One pass over a data set that is shuffled and cut into ``batches`` of a fixed size, with a Gaussian on each.
 
     No amplification by the shuffle is claimed: a pass counts as one Gaussian, of sensitivity 1 for ``zero_out`` and of
-    sensitivity 2 for ``replace_one``. ``kind`` is "bound". ``repeat`` the mechanism for several passes, with a fresh
-    shuffle or the same one.
+    sensitivity 2 for ``replace_one``. ``kind`` is "bound". For several passes use ``ja.repeat``, with a fresh
+    shuffle for each pass or the same one for all.
 
     The best known attack, with fresh shuffles, gives the lower ends of ``ja.epsilon`` and ``ja.delta``
     (README.md, "Shuffled batches"). The exact value between the two ends is not known. The lower ends are 0 for a
@@ -84,11 +84,11 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return the attacks on composed passes that have certified brackets; return none if `size` > MOST_ROWS.
+    """Return the attacks on composed passes for which delta has a certified bracket; none if `size` > MOST_ROWS.
 
     An attack is the mechanism that shows only a part of each pass, so that the composition dominates the attack. `size`
-    is the number of answers asked at once. For `batches` = 1 there is no attack, since the trainer also records 1 where
-    it does not know the number of batches.
+    is the number of answers asked at once. For `batches` = 1 there is no attack, since the trainer writes 1
+    whatever the true number is: the upper ends do not depend on the number.
     """
     if relation in LOSS_OF_PRESENCE or size > MOST_ROWS or not _in_reach(mechanism, 1.0):
         return []
@@ -144,7 +144,7 @@ class _SeenBatches(Mechanism):
         if self.attack == "allocation":
             seen = RandomAllocation(Gaussian(sigma / SENSITIVITY[relation]), batches)
             return seen.expand_below("zero_out", direction)
-        # With the record one output has the mean 2. Without the record its mean is 1 (zero_out) or 0 (replace_one).
+        # With the record one output has the mean 2. Without it the mean is `moved`: 1 (zero_out) or 0 (replace_one).
         moved, shape = 2.0 - SENSITIVITY[relation], batch_shape(self)
         # a sigma below 1e-3 is out of the range of `_largest` and is raised to 1e-3, as if the attack added noise
         rows = (np.broadcast_to(x, shape).ravel() for x in (np.maximum(sigma, 1e-3), batches))
@@ -157,7 +157,7 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
     from scipy import special  # slow to import
 
     # One output has the mean `with_record` under P and `without` under Q, in units of sigma. All others have mean 0.
-    # With the chance e^-46 they are all below `lowest`, which is raised to -10 (for 2 batches from -inf).
+    # The chance that all others are below `lowest` is e^-46. For 2 batches `lowest` would be -inf, so it is set to -10.
     lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0)
     highest = with_record + 38.0
     step = 0.05 / max(1.0, with_record - without)
@@ -183,7 +183,7 @@ def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray,
     size = np.where(np.isfinite(edges), np.abs(edges), 0.0)
     units = 20.0 + 2.0 * (np.abs(size - mean) + size + mean + 1.0) * (size + mean + 1.0) + 2.0 * size * (size + 1.0)
     lower, upper = np.exp(log), -np.expm1(log)
-    # The factor -log stops at 746: beyond it `lower` underflows to 0, and so does its error.
+    # Where -log > 746, `lower` and its error underflow to 0. The factor -log is capped, since inf * 0 would be NaN.
     lower_off = ROUNDOFF * (4.0 + units * np.minimum(-log, 746.0)) * lower
     upper_off = ROUNDOFF * units * upper
     in_lower = lower[:-1] <= 0.5

@@ -150,7 +150,7 @@ def draw_heatmap(view: View, canvas: Any, axes: Any) -> int:
 
 
 def _title(view: View, axes: Any) -> None:
-    """Write the inputs that all rows of the picture share, and the relation of the guarantee."""
+    """Write above the picture the inputs that all its rows share, and the relation of the guarantee."""
     hidden = (view.x, view.by, "quantity", "relation", "name", view.value)
     table = view.table
     names = [name for name in style.MEANING if name in table.columns and name not in hidden]
@@ -203,7 +203,7 @@ class View:
 
 
 def measured(quantity: str) -> str:
-    """Return the name of the quantity whose bracket is in the columns `lower`, `estimate` and `upper`."""
+    """Given what a sweep solved for, return what the columns `lower`, `estimate`, `upper` bracket: epsilon or delta."""
     return "delta" if quantity == "delta" else "epsilon"
 
 
@@ -231,7 +231,7 @@ def filtered(table: Table, where: Mapping[str, Any]) -> Table:
 def choose(
     table: Table, kind: str | None, x: str | None, by: str | None, value: str | None, where: Mapping[str, Any]
 ) -> tuple[str, View]:
-    """Return the kind of picture ("curve" or "heatmap") and the rows to draw. Choose each argument that is None."""
+    """Return the kind of picture ("curve" or "heatmap") and the rows to draw. Arguments that are None get defaults."""
     table = filtered(table, where)
     quantities = solved_for(table.columns)
     if len(quantities) > 1:

@@ -161,7 +161,7 @@ def colours(values: Sequence[Any]) -> list[Any]:
 
 
 def dashes(count: int) -> list[str]:
-    """Return line styles, which distinguish curves in print as well."""
+    """Return one line style per curve, so that curves differ in black-and-white print too."""
     return [_DASHES[i % len(_DASHES)] for i in range(count)]
 
 
