@@ -81,7 +81,7 @@ def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarr
     answer = Answer(np.zeros(size), np.zeros(size), np.full(size, np.inf))
     steps = _steps(parts)
     with np.errstate(all="ignore"):
-        # the numbers of cells of the first and of the second round
+        # the number of cells of a row in the first round, and in the second, which solves only rows with wide brackets
         for count in (800, 5000):
             wide = np.flatnonzero(~((answer.upper * (1.0 - WIDE) <= answer.lower) | (answer.upper <= enough)))
             for start in range(0, wide.size, CELLS_AT_A_TIME // count):
@@ -123,7 +123,7 @@ def _delta(steps: Steps, count: int, eps: np.ndarray) -> Answer:
 
 
 class _Found:
-    """The bracket of epsilon so far, at first [0, largest loss]. A bound of delta proves each new value of an end."""
+    """The bracket [lower, upper] of epsilon in each row, at first [0, largest loss]. `look` narrows it."""
 
     def __init__(self, steps: Steps, delta: np.ndarray, slack: np.ndarray) -> None:
         self.steps = steps
@@ -132,10 +132,10 @@ class _Found:
         self.lower, self.upper = np.zeros_like(delta), _largest(steps)
 
     def look(self, made: Cells, eps: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bound delta at eps for `rows` by the cells `made`. Return log(bound/target) of the lower and upper bound.
+        """Bound delta at eps in `rows` by the cells `made`. Return log(lower bound/target) and log(upper bound/target).
 
-        Where a bound of delta shows that epsilon is at least (at most) eps, move the lower (upper) end of the bracket
-        of epsilon to eps.
+        The target is the given delta. Where the lower bound is at least the target, raise the lower end of the bracket
+        to eps. Where the upper bound is at most the target, lower the upper end of the bracket to eps.
         """
         low, high = bounds(self.steps.take(rows), made, eps)
         large, small = self.large[rows], self.small[rows]
@@ -173,10 +173,10 @@ def _search(
     least: np.ndarray,
     excess: np.ndarray,
 ) -> np.ndarray:
-    """Search for epsilon, and return the estimate. Then search for bounds of epsilon, and store them in `found`.
+    """Estimate epsilon, and then bound epsilon near the estimate. Store the bounds in `found`, and return the estimate.
 
-    Newton's method solves for `v = log(eps/(top - eps))`, where `top` is an upper bound of epsilon. Each row takes its
-    own steps, so that its answer does not depend on the other rows.
+    Newton's method solves for `v = log(eps/(top - eps))`, where `top` is an upper bound of epsilon. Each row stops by
+    its own numbers, so that its answer does not depend on the other rows.
 
     asked : the indices, in `found`, of the rows to search. The arguments after `count` hold these rows only.
     least : estimate of delta(0).
@@ -221,23 +221,23 @@ def _search(
 
 
 def _moved(v: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Return v after a Newton step. For v < 0, where eps is about top e^v, the step is taken in eps instead of v."""
+    """Return v after a Newton step. For v < 0, where eps is about top e^v, the step multiplies eps by 1 + `step`."""
     return v + np.where(v < 0.0, np.log1p(np.clip(step, -0.95, 1e9)), np.clip(step, -3.0, 3.0))
 
 
 def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Return the slope of `value` at v by a secant (in eps where v < 0), or `slope` where the secant is of no use."""
+    """Return the slope of `value` in v by a secant (in eps if v < 0). Return `slope` where no secant falls."""
     apart = v - before
     secant = (value - old) / np.where(v < 0.0, -np.expm1(-apart), apart)
     return np.where((np.abs(apart) > 1e-6) & (secant < 0.0) & np.isfinite(secant), secant, slope)
 
 
 def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a v at which an estimate of delta is near the target, and the slope of log delta there.
+    """Return a v at which an estimate of delta is near the target, and the slope of log delta at this v.
 
-    `_search` defines v. The left end of the searched interval is about the eps at which delta would reach the target if
-    delta fell as steeply as possible, by 1 per unit of e^eps. A bisection replaces a secant step that leaves the
-    interval. It also replaces the secant step after a step that did not halve |log(delta/target)|.
+    `_search` defines v. The steps are secant steps in an interval. delta falls by at most 1 per unit of e^eps. The left
+    end of the interval is about the eps at which delta, falling so steeply, would reach the target. The interval is
+    bisected instead if the secant step would leave it, or if the last step did not halve |log(delta/target)|.
     """
 
     def value(v: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -266,23 +266,23 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
 
 
 class Survey(NamedTuple):
-    """A rough grid of outputs of the first step, and what is known of the integrand of delta at these outputs."""
+    """A rough grid of outputs of the first step, from which `placed` chooses the cells, and an estimate of delta."""
 
     u: np.ndarray  # (B, S) the outputs, ascending
     loss: np.ndarray  # (B, S) log of the first step's likelihood ratio
-    left: np.ndarray  # (B, S) largest difference of the second step's profile between a point and any point left of it
-    right: np.ndarray  # (B, S) largest difference of this profile between a point and any point right of it
+    left: np.ndarray  # (B, S) bound of how much the second step's profile changes left of each output
+    right: np.ndarray  # (B, S) bound of how much the second step's profile changes right of each output
     delta: np.ndarray  # (B,) estimate of delta
 
 
 def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
-    """Survey the integrand of delta at eps (B,), near both modes of the first step's output and near possible kinks."""
+    """Return the survey for eps (B,). It covers both modes of the first output, with more points near kinks."""
     eps = eps[:, None]
     s = 1.0 / steps.sigma
     signed = np.where(steps.removing, eps, -eps)
     knee = np.log1p(-steps.q) - np.log(steps.q)
-    # L is the first step's loss. A kink may lie where L = eps, and where eps - L is the finite end of the range of the
-    # second step's loss.
+    # L is the first step's loss. The integrand may have a kink at the output where L = eps, and at the output where
+    # eps - L reaches the finite end of the range of the second step's loss.
     places = [_exponent(steps, loss) for loss in (signed, signed - np.log1p(-steps.second_q))]
     centres = [(np.where(np.isfinite(y), y, knee) / s + 0.5 * s) + _ABOUT / s for y in (knee, *places)]
     u = np.concatenate([_WIDE + 0.0 * s, _WIDE + s, *centres], axis=1)
@@ -313,7 +313,7 @@ def _exponent(steps: Steps, loss: np.ndarray) -> np.ndarray:
 
 
 def _log_linear(logs: np.ndarray, width: np.ndarray) -> np.ndarray:
-    """Return the integral over each interval of a function whose logarithm is linear from `logs` to the next `logs`."""
+    """Return each interval's integral of a function whose logarithm is `logs` at the ends and linear between them."""
     rise = np.diff(logs, axis=1)
     mean = np.where(np.abs(rise) < 1e-6, 1.0, np.expm1(-np.abs(rise)) / np.where(rise == 0.0, 1.0, -np.abs(rise)))
     return np.exp(np.maximum(logs[:, :-1], logs[:, 1:])) * mean * width
@@ -328,8 +328,8 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
     density = _density(steps, eps[:, None], survey)
     density = np.maximum(density[:, :-1], density[:, 1:])
     far = np.maximum(np.abs(u[:, :-1]), np.abs(u[:, 1:]))
-    # A cell that lies in two intervals of the survey gets the mean of the widths that they allow. The factor 1.02 makes
-    # the mean short enough for both.
+    # `least` is the least number of cells per unit of u. A cell that overlaps two intervals of the survey gets a width
+    # between the widths that the two allow. The factor 1.02 makes this width short enough for both.
     least = 1.02 * np.maximum((far + 2.0 * s) / LARGEST_TURN, 1.0 / LONGEST_CELL)
     used = np.sum(least * width, axis=1, keepdims=True)
     # 70 % of the cells are distributed by the density. The other cells make the widths change gradually.
@@ -355,7 +355,7 @@ def _share(left: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Lower the widths `w` as little as possible, so that they change by at most GROWTH per unit of u. Return them."""
+    """Return the widths `w`, lowered as little as possible so that they change by at most GROWTH per unit of u."""
     left, right = GROWTH * u[:, :-1], GROWTH * u[:, 1:]
     graded = w.copy()
     rising = np.minimum.accumulate((w - right)[:, :-1], axis=1) + left[:, 1:]
@@ -366,7 +366,7 @@ def _graded(u: np.ndarray, w: np.ndarray) -> np.ndarray:
 
 
 def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
-    """Return (B, S) the wanted density of cells at the survey's points, divided by its largest value."""
+    """Return (B, S) the wanted number of cells per unit of u at the survey's outputs, divided by its largest value."""
     s, mu2 = 1.0 / steps.sigma, np.square(1.0 / steps.second_sigma)
     t = np.where(steps.removing, eps, -eps) - survey.loss
     value = shifted(steps, t)
@@ -393,8 +393,8 @@ def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
     below, above = ((1.0 - q) * special.ndtr(-side * u) + q * special.ndtr(-side * (u - s)) for side in (-1.0, 1.0))
     left, right = below * survey.left > enough, above * survey.right > enough
-    # Where the rounding error of the second step's profile is large, both arrays may fail to be monotone along the
-    # points. They are made monotone.
+    # Make both arrays monotone along the points. A large rounding error of the second step's profile may have kept
+    # them from being monotone.
     left, right = np.maximum.accumulate(left, axis=1), np.maximum.accumulate(right[:, ::-1], axis=1)[:, ::-1]
     # In the add direction the profile may be 0 beyond some output. This output moves with eps, so POINTS_BEYOND more
     # points on the right need cells.
@@ -403,7 +403,7 @@ def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Steps(NamedTuple):
-    """Two steps of the sampled Gaussian in one direction. Arrays are (B, 1). Delta averages over the first output."""
+    """Two steps of the sampled Gaussian in one direction, as arrays (B, 1). delta is a mean over the first output."""
 
     sigma: np.ndarray  # noise of the first step
     q: np.ndarray  # sampling rate of the first step
@@ -416,13 +416,13 @@ class Steps(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Cells of the first step's output u, whose law is P, and the parts of the bounds that do not depend on eps."""
+    """Cells (intervals of the first step's output u), and what `bounds` needs of them at any eps. P is the law of u."""
 
     nodes: np.ndarray  # (B, N + 1) outputs u at the ends of the cells
     loss: np.ndarray  # (B, N + 1) log of the first step's likelihood ratio at the nodes
     off: np.ndarray  # (B, N + 1) bound of the error of these losses
-    first: np.ndarray  # (B, N) factor, in the bounds, of the second step's profile at a cell's left end
-    last: np.ndarray  # (B, N) factor of the profile at the right end; `first + last` is the cell's mass under P
+    first: np.ndarray  # (B, N) weight, in the sums of `bounds`, of the second step's profile at a cell's left end
+    last: np.ndarray  # (B, N) weight of the profile at the right end; `first + last` is the cell's mass under P
     wrong: np.ndarray  # (B, N) bound of the relative error of `first` and of `last`
     log_bend: np.ndarray  # (B, N) log of C/2 (README.md defines C under "A cell.")
     bend_wrong: np.ndarray  # (B, N) bound of the error of `log_bend`
@@ -437,8 +437,8 @@ class Cells(NamedTuple):
 def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return log mix, the first step's log likelihood ratio at the output u, and a bound on the error of log mix.
 
-    The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). An error of y
-    moves log mix by q z/mix times this error, where z = e^y. Second, computing log mix from y adds an error of 16
+    The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). This error
+    changes log mix by q z/mix times as much, where z = e^y. Second, computing log mix from y adds an error of 16
     ROUNDOFF times `rounding`. Where log mix is computed as log1p(q (z - 1)), `rounding` is |log mix|. Elsewhere
     `rounding` is 1 + |log mix| + |log q| + |y| q z/mix.
     """
@@ -517,7 +517,7 @@ def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
 
 
 def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (B, 1) the log of the part of `G'' mix^3` (README.md) that is free of lambda, and a bound of its error."""
+    """Return (B, 1) the log of the factor of `G'' mix^3` (README.md) without lambda, and a bound of the log's error."""
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
     terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL_TOP)
@@ -526,13 +526,13 @@ def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of the integral, over each cell, of the chord of G minus G: m C/2 and M C/2 in README.md."""
+    """Return lower and upper bounds of each cell's integral of (chord of G) - G: m C/2 and M C/2 in README.md."""
     t = np.where(steps.removing, eps, -eps) - made.loss
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))
     with np.errstate(over="ignore", invalid="ignore"):
-        # The derivative of lambda (`value`) in t is e^t/(q_2 + e^t - 1) = 1 + (1 - q_2) e^-lambda/q_2. If lambda is
-        # lower by up to .09, the derivative is larger by at most 10 %: hence the factor 1.1.
+        # lambda is `value`. Its derivative in t is e^t/(q_2 + e^t - 1) = 1 + (1 - q_2) e^-lambda/q_2. An error of up
+        # to .09 in lambda raises this derivative by at most 10 %. The factor 1.1 allows for that.
         inverse = np.exp(-value)
         moved = 1.1 * off * (1.0 + (1.0 - steps.second_q) / steps.second_q * inverse)
         moved += 16.0 * ROUNDOFF * (np.abs(value) + np.where(t < 0.0, inverse, 0.0))
@@ -569,7 +569,7 @@ def bounds(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     off = off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(loss))
     low, high = closed_form.profile_of_one_step(steps.second_sigma, steps.second_q, steps.removing, at, off)
     least, most = _bends(steps, made, eps)
-    # As the first output u grows, the second step's profile rises to 1 in the remove direction, and falls to 0 in add.
+    # `limit` is the second step's profile as the first output u tends to infinity.
     limit = np.where(steps.removing[:, 0], 1.0, 0.0)
     (lowest, low), (highest, high) = ((x[:, 0], x[:, 1:]) for x in (low, high))
     less, more = 1.0 - made.wrong, 1.0 + made.wrong

@@ -106,7 +106,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         asked = self._asked()
         try:
             found = certified_epsilon(asked, target, relation=self._relation)
-        except UnboundedLossError:  # raised only at a delta of 0
+        except UnboundedLossError:  # raised only at a delta of 0, where epsilon is infinite
             return math.inf
         low, high = float(found.lower), float(found.upper)
         if found.kind == "certified" and high > 2.0 * low and found.status == "width":
@@ -193,8 +193,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        # A selection is refused exactly if the mechanism that it repeats is refused. Check that mechanism, since the
-        # pair of the selection itself is slow to compute.
+        # A selection is refused exactly if the mechanism that it repeats is refused. Check that mechanism, since a
+        # check of the selection itself would compute its dominating pair, which is slow.
         if isinstance(step, Selection):
             repeat(step, count)
             self._check(step.mechanism, 1)
@@ -225,9 +225,9 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
 @functools.lru_cache(maxsize=64)
 def _expand(step: Mechanism, count: int, relation: str) -> None:
-    """Raise an error unless a repeated step can be split into parts in every direction.
+    """Raise an error unless `count` runs of the step can be split into parts in every direction.
 
-    The result is cached, since each event is checked three times.
+    A success is cached, since `compose` checks each event three times.
     """
     for direction in directions(step, relation):
         components(repeat(step, count), relation, direction)
@@ -238,7 +238,7 @@ def _answers_at_random(step: Mechanism) -> bool:
 
 
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
-    """Return the mechanism. Under "zero_out" replace randomized response by the pair of its law and the uniform law."""
+    """Return the mechanism. Under "zero_out" a pair (its law, the uniform law) replaces each randomized response."""
     if relation != "zero_out" or not _answers_at_random(mechanism):
         return mechanism
 
@@ -254,7 +254,7 @@ def _under(mechanism: Mechanism, relation: str) -> Mechanism:
 
 
 def _steps(mechanism: Mechanism, count: int) -> list[tuple[Mechanism, int]]:
-    """Return the single steps of a mechanism with their counts; compositions are taken apart."""
+    """Take `count` runs of a mechanism apart. Return its single steps, each with its number of runs."""
     if isinstance(mechanism, Repeated):
         return _steps(mechanism.mechanism, count * int(mechanism.steps))
     if isinstance(mechanism, Composed):

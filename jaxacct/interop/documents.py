@@ -274,7 +274,7 @@ def _decode_law(node: Any, path: str) -> Any:
 
 
 def _decode_strategy(node: Any, path: str) -> Any:
-    """Return a strategy or participation. Refuse empty coefficients, since the class would choose its own."""
+    """Return a strategy or participation. Refuse an empty list, which the class would replace by its own numbers."""
     cls = _class_of(node, path, strategies())
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     keys = _keys(node, path, {"type", *defaults})

@@ -90,7 +90,7 @@ def to_dp_accounting_pld(
 
 
 def _has_lower_pair(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether the mechanism is known to dominate the parts from `expand_below`, which then give lower bounds."""
+    """Return whether the parts from `expand_below` give lower bounds, since the mechanism is known to dominate them."""
     if mechanism.has_bracket():
         return mechanism.kind_of_bracket(relation) == "certified"
     return mechanism.kind_under(relation) == "certified" and answered_by_parts(mechanism, relation)
@@ -128,7 +128,8 @@ def _rounded(part: FinitePart, step: float, pessimistic: bool) -> pld_pmf.PLDPmf
             f"value_discretization_interval = {step!r} is too short for losses up to {np.abs(loss).max():.3g}; "
             f"use {np.abs(loss).max() / LONGEST_LOSS:.1g} or more"
         )
-    beyond = 1e-15 * np.abs(place)  # more than the rounding errors of `loss` and `place`
+    # `beyond` exceeds the rounding errors of `loss` and `place`, so no loss is rounded the wrong way.
+    beyond = 1e-15 * np.abs(place)
     keys = np.ceil(place + beyond) if pessimistic else np.floor(place - beyond)
     masses = {int(key): math.fsum(mass[keys == key]) for key in np.unique(keys)}
     return pld_pmf.create_pmf(masses, step, float(part.infinity), pessimistic)

@@ -88,12 +88,12 @@ def _discrete_laplace(event: Any, path: str) -> Mechanism | None:
     if noise == 0:
         return None
     scale = rounded(1 / Fraction(noise), 0.0) if noise > 1 / LARGEST_SCALE else LARGEST_SCALE
-    moved: Any = number(event, "sensitivity", path)  # `DiscreteLaplace` refuses a non-integer
+    moved: Any = number(event, "sensitivity", path)  # may be a non-integer, which `DiscreteLaplace` refuses
     return checked(event, path, lambda: DiscreteLaplace(scale, moved))
 
 
 def _discrete_gaussian(event: Any, path: str) -> Mechanism | None:
-    """Return `DiscreteGaussian` if the dimension is 1. Otherwise return `ZCDP`, given the Euclidean sensitivity."""
+    """Return `DiscreteGaussian` if the dimension is 1. Otherwise return `ZCDP`, for a Euclidean sensitivity."""
     sigma, moved, dimension = number(event, "sigma", path), number(event, "sensitivity", path), event.dimension
     if dimension is not None and (type(dimension) is not int or dimension < 1):
         refuse(event, path, f"dimension = {dimension!r:.30} must be a whole number or None; use that of the vector")
@@ -130,7 +130,7 @@ def _zcdp(event: Any, path: str) -> Mechanism | None:
 
 
 def _tree(event: Any, path: str) -> Mechanism | None:
-    """Read tree aggregation. A record changes nodes above its leaf, at most one per binary digit of the step count."""
+    """Return as many Gaussians as a record may change tree nodes: one per binary digit of the largest step count."""
     counts = event.step_counts
     counts = list(counts) if type(counts) in (list, tuple) else [counts]
     if not counts or any(type(n) is not int or not 0 <= n <= 2**53 for n in counts):
@@ -361,7 +361,7 @@ mechanism. None stands for a mechanism that is not private."""
 
 
 class EventError(InputError):
-    """Raised for a refused event, which is kept as `event`. The message is one line that names its place."""
+    """Raised for a refused event. `event` is that event. The message is one line and names its place in the tree."""
 
     def __init__(self, path: str, event: object, reason: str) -> None:
         super().__init__(f"{path or 'event'}: {reason}")
@@ -481,7 +481,7 @@ def _event(mechanism: Mechanism) -> dp_event.DpEvent:
 
 
 def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
-    """Return the name of the event's class, and its fields."""
+    """Return the class name and the fields of the event that describes the mechanism."""
     inside = lambda: _event(mechanism.inside()[0])
     match mechanism:
         case Repeated():

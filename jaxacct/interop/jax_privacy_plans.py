@@ -21,7 +21,7 @@ def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0
     ----------
     thing : array of coefficients, BufferedToeplitz, ColumnNormalizedBanded or BandMFExecutionPlanConfig
     steps : int
-        The number of steps n. Coefficients and a `BufferedToeplitz` do not state n. With 0, a training `Plan` sets n.
+        The number of steps n, for coefficients or a `BufferedToeplitz`. If it is 0, the training `Plan` sets n.
     relation : str
         The relation under which epsilon will be computed. A plan that splits records equally is refused for all
         relations but "zero_out" and "replace_one".

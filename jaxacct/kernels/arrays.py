@@ -207,7 +207,8 @@ def log1p_inline(x: Array) -> Array:
     """Return `log(1 + x)` for x >= -1, off by at most one unit in the last place.
 
     Under XLA this function runs in half the time of `log1p`, but takes longer to compile. Kernels that compute little
-    else use it. With it the engines' kernels would run no faster, and take a fifth longer to compile. They use `log1p`.
+    else use this function. The engines' kernels use `log1p`: this function would not make them faster, and would make
+    them compile a fifth longer.
     """
     return np.log1p(x) if namespace(x) is np else _log1p_by_bits(x)
 
@@ -228,9 +229,9 @@ def log1p_complex(a: Array, b: Array) -> Array:
 def _log1p_by_bits(x: Array) -> Array:
     """Compute `log1p_inline` under XLA.
 
-    Let 1 + x = 2^k m with m in (sqrt(1/2), sqrt 2). Then `log m = 2 artanh s` with s = (m - 1)/(m + 1). The
-    artanh is computed by the polynomial in s^2 of fdlibm's e_log.c (Sun Microsystems 1993). The rounding error of
-    1 + x, divided by 1 + x, is added to the logarithm.
+    Let 1 + x = 2^k m with m in (sqrt(1/2), sqrt 2). Then the logarithm is k log 2 + log m, and
+    `log m = 2 artanh s` with s = (m - 1)/(m + 1). The artanh is computed by the polynomial in s^2 of fdlibm's e_log.c
+    (Sun Microsystems 1993). The rounding error of 1 + x, divided by 1 + x, corrects the logarithm.
     """
     one = jnp.where(jnp.isnan(x), 2.0, 1.0)  # XLA would rewrite (1 + x) - 1 to x if it knew that `one` is 1
     whole = one + x
@@ -241,7 +242,7 @@ def _log1p_by_bits(x: Array) -> Array:
     k, s = k.astype(jnp.float64), f / (2.0 + f)
     z, half = s * s, 0.5 * f * f
     w = z * z
-    # coefficients of 2 artanh(s)/s - 2 in s^2
+    # coefficients of the polynomial in s^2 for 2 artanh(s)/s - 2
     a, b, c, d = 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01
     e, g, h = 1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01
     series = z * (a + w * (c + w * (e + w * h))) + w * (b + w * (d + w * g))
