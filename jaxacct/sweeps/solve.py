@@ -170,13 +170,13 @@ def _shared(words: Any) -> np.ndarray:
 
 
 def alike(inputs: Mapping[str, np.ndarray]) -> Iterator[tuple[dict[str, Any], np.ndarray]]:
-    """Split rows into sets that one mechanism can hold. Yield (batch rule and group size, row numbers) for each set."""
+    """Split the rows into sets, one mechanism for each. Yield (batch rule and group size, row numbers) of each set."""
     size = next(iter(inputs.values())).size
     rules = inputs.get("sampling", np.full(size, "", object))
     group = np.nan_to_num(inputs.get("group", np.ones(size)), nan=1.0)
     in_epochs = np.isnan(inputs.get("steps", np.ones(size)))  # a mechanism takes steps or epochs, not both
     for word in dict.fromkeys(rules.tolist()):
-        # a mechanism that protects groups of records takes one value of each number in `single`: split by value
+        # With group size > 1 a mechanism takes one value, not a column, of each name in `single`: split rows by value.
         single = RULES[rule_name(word or "poisson")].taken_for_groups
         apart = [np.where(group == 1.0, 0.0, np.nan_to_num(inputs[name])) for name in single if name in inputs]
         numbers = np.stack([group, in_epochs, *apart])
@@ -197,7 +197,7 @@ def run_of(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
 
 
 def run_of_row(row: Mapping[str, Any]) -> Mechanism:
-    """Return the run that a row of a result describes. Refuse numbers that contradict each other. Cells may be text."""
+    """Return the run that a row of a result (numbers or text) describes. Refuse numbers that contradict each other."""
     _refuse_other_batches(row)
     word = str(row.get("sampling", "") or "poisson")
     rule_name(word, "sampling")
@@ -208,7 +208,7 @@ def run_of_row(row: Mapping[str, Any]) -> Mechanism:
 
 
 def _refuse_other_batches(cells: Mapping[str, Any]) -> None:
-    """Refuse a row that states another sampling rate or fewer steps than its batch size, slots or epochs give."""
+    """Refuse a row if its batch size, slots or epochs give another sampling rate or more steps than the row states."""
     stated = {name: float(cells[name]) for name in NUMBERS if not math.isnan(float(cells.get(name, math.nan)))}
     sources = {name: other for name, *others in (RATES, LENGTHS) for other in others if {name, other} <= stated.keys()}
     given = {name: number for name, number in stated.items() if name not in sources}
@@ -225,7 +225,7 @@ def target_of(row: Mapping[str, Any]) -> str | None:
 
 
 def missed_target(row: Mapping[str, Any]) -> str:
-    """Return an error message if a calibrated row's upper end is above its target, else ""."""
+    """Return an error message if the upper bound of a calibrated row is above the row's target, else ""."""
     name, upper = target_of(row) or "target_epsilon", float(row["upper"])
     target = float(row.get(name, math.nan))
     return f"upper = {upper!r} is above {name} = {target!r}" if upper > target else ""
@@ -266,7 +266,7 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _of_selections(inputs: Mapping[str, np.ndarray], rule: Mapping[str, Any], **accuracy: Any) -> dict[str, Any]:
-    """Return epsilon as columns.  A row with repetitions gets its selection's epsilon, any other row its run's."""
+    """Return epsilon as columns: of the selection for a row with repetitions, of the run for any other row."""
     numbers, pieces = tuple(_numbers(inputs, rule)), []
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         of_word = np.flatnonzero(inputs["repetitions"] == word)
@@ -289,7 +289,7 @@ def _solved(
 
 
 def _by_base(inputs: Mapping[str, np.ndarray], rows: np.ndarray, numbers: tuple[str, ...]) -> Iterator[np.ndarray]:
-    """Group rows by base run, the run that a selection repeats.  Yield row numbers, shape (base runs, rows of each)."""
+    """Group rows by base run (the run a selection repeats).  Yield row numbers, shape (base runs, rows per run)."""
     parameters = np.stack([inputs[name][rows] for name in numbers], axis=1)
     _, which, count = np.unique(parameters, axis=0, return_inverse=True, return_counts=True)
     sorted_rows = rows[np.argsort(which.ravel(), kind="stable")]

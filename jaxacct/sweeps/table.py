@@ -87,7 +87,7 @@ class Table:
         return Table(name | dict(others) | self.columns)
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the cells of each row as text, with all digits.  Absent inputs are empty, absent answers are "nan"."""
+        """Yield the cells of each row as text, with all digits.  An absent input is "", an absent answer is "nan"."""
         for piece in self._pieces():
             lists = {name: _as_list(column) for name, column in piece.columns.items()}
             for name, column in lists.items():
@@ -125,10 +125,11 @@ class Table:
         found.index = frame.index
         for place, name in enumerate(map(str, frame.columns)):
             given = frame.iloc[:, place]
-            asked = name in ("name", "quantity", *INPUTS)  # the sweep may have filled empty cells of such a column
+            # If an input column had empty cells, the sweep may have filled them: then keep the sweep's column.
+            asked = name in ("name", "quantity", *INPUTS)
             if name in found and not (asked and given.isna().any()):
                 found[name] = given.array
-        found.to_pandas = found.copy  # for older code, for which a sweep of a DataFrame returned a Table
+        found.to_pandas = found.copy  # older code calls `to_pandas` on the result of a sweep
         return found
 
     def to_xarray(self) -> Foreign:
@@ -272,7 +273,7 @@ def solved_for(columns: Mapping[str, np.ndarray]) -> list[str]:
 
 
 def out_path(out: object, named: str = "the result, such as 'result.csv'") -> Path:
-    """Return `out` as the path of a file to write.  If `out` is no path, raise InputError, which asks for `named`."""
+    """Return `out` as the path of a file to write.  If `out` is no path, raise an InputError that asks for `named`."""
     if not isinstance(out, str | os.PathLike) or not os.fspath(out):
         raise InputError(f"out = {shown(out)} must be the path of a file; name {named}")
     return Path(os.fsdecode(out))
@@ -310,7 +311,7 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
         reader = csv.reader(file, strict=True)
         names = next(reader, [])
         for place, name in enumerate(names):
-            if name in names[:place]:  # the dict of columns would keep only one of the two
+            if name in names[:place]:  # a dict can hold only one column of each name
                 raise ValueError(f"column {shown(name)} appears twice")
         columns: list[list[Any]] = [[] for _ in names]
         known: dict[str, str] = {}
@@ -336,7 +337,7 @@ def _read_frame(frame: Foreign) -> dict[str, np.ndarray]:
 
 
 def _column(name: str, cells: list[Any]) -> np.ndarray:
-    """Return text if `TEXT` names the column, else float64.  A user's own column is text if any cell is no number."""
+    """Return cells as text if `name` is in `TEXT` or a cell of a user's own column is not a number, else as float64."""
     if name in TEXT:
         return np.array(cells, object)
     try:

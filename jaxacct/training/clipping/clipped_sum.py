@@ -75,9 +75,9 @@ def clipped_sum(
         by itself, and the sensitivity is the root of the sum of the squared clip norms.
     method : {"auto", "vmap", "ghost"}
         "vmap" keeps the gradient of each example in memory.  "ghost" computes norms from the inputs and cotangents of
-        products, convolutions and embeddings.  A parameter with any other use gets "vmap".  A parameter may
-        pass through casts, transpositions, reshapes, loops and checkpoints first.  "auto" takes the cheaper way of the
-        two for each parameter.  ``norm_methods`` returns this way.  All ways agree up to rounding.
+        products, convolutions and embeddings.  A parameter with any other use gets "vmap".  Before its use a
+        parameter may pass through casts, transpositions, reshapes, loops and checkpoints.  "auto" takes the cheaper of
+        the two methods for each parameter.  ``norm_methods`` returns its choice.  All methods agree up to rounding.
     has_aux : whether loss_fn returns (loss, aux), aux a pytree of numbers and arrays.
 
     Returns
@@ -128,7 +128,7 @@ def _clipped_sum(
     written, found = find_ways(pair, params, one_of(batch), method)
     sites = [site for site in found if isinstance(site, ghost.Site)]
     direct = [i for i, way in enumerate(found) if way == "vmap"]
-    together: dict[Any, list[int]] = {}  # bundles: one for all small leaves of a clip norm, one for each large leaf
+    together: dict[Any, list[int]] = {}  # each list is a bundle: all small leaves with one clip norm, or one large leaf
     for i in direct:
         together.setdefault((groups[i], None if leaves[i].size <= 2**14 else i), []).append(i)
     bundles = list(together.values())
@@ -184,12 +184,12 @@ def _clipped_sum(
             jnp.stack([jnp.sum(keep & ~fits), jnp.sum(mask & ~finite)]).astype(jnp.int32),
         )
 
-    # `places`: where each leaf begins in the total of its bundle, then where each site begins in `parts`
+    # `places`: the offset of each bundled leaf in its bundle's total, then the index of each site's first part
     starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
-    # Outside of a branch the compiler would compute the weights again for each use below, and would compile a slice for
-    # each place (see `as_data`).  Weights and places share a branch, since on a GPU the host waits for each branch.
+    # `computed_once` makes a branch.  Without it the compiler would compute the weights again for each use below, and
+    # compile one slice for each place.  Weights and places share a branch, since on a GPU the host waits for a branch.
     both = computed_once(true, lambda: (weights_of(), [np.int32(place) for place in places]))
     (weights, of_parts, keep, (clipped, not_finite)), data = both
     numbers = iter(data)
@@ -211,7 +211,7 @@ def _clipped_sum(
 
 def _norm_squared(g: Any) -> tuple[Any, Any, Any]:
     """Return (E, (|g|/2^E)^2, whether g is finite) for a gradient g, with E the exponent of its largest entry."""
-    # In float32 E is at most 126, since `power` returns 0 for the subnormal number 2^-127.
+    # In float32 limit E to 126: for E = 127 the factor 2^-E would be subnormal, and `power` would return 0.
     top = jnp.minimum(ghost.exponent(jnp.max(jnp.abs(g), initial=0)), jnp.finfo(g.dtype).maxexp - 2)
     square = ghost.sum_squares(g * ghost.power(-top, g.dtype))
     return top, square, jnp.isfinite(square)
@@ -222,7 +222,7 @@ class _Scales(NamedTuple):
 
     fits: Any  # (examples,): whether g stays unclipped; False if g contains a NaN
     weight: Any  # (examples,): min(1, C/|g|)
-    parts: Any  # (parts, examples): 2^E min(1, C/|g|), the factor of part/2^E, where E is the part's exponent
+    parts: Any  # (parts, examples): 2^E min(1, C/|g|).  Times part/2^E it is the clipped part.  E: the part's exponent
     usable: Any  # (examples,): whether `weight` and `parts` are normal numbers; False if g contains a NaN
 
 
@@ -288,7 +288,7 @@ def norm_methods(
 
 
 def _kept(keep: Any, values: Any) -> Any:
-    """Put zeros in place of the values of examples that are left out: such a value may be NaN, and 0 * NaN is NaN."""
+    """Set the values of examples outside `keep` to 0.  A weight of 0 does not suffice, since 0 * NaN is NaN."""
     return jnp.where(keep.reshape(-1, *(1,) * (values.ndim - 1)), values, 0)
 
 
@@ -301,7 +301,7 @@ def _batch_size(batch: Any) -> int:
 
 
 class Way(str):
-    """Word for how a parameter's norm is found; ``reason`` says why it is not "ghost" and is empty for "ghost"."""
+    """A word that says how a parameter's norm is found.  ``reason`` says why the word is not "ghost" ("" if it is)."""
 
     reason: str
 

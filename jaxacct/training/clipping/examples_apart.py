@@ -25,8 +25,8 @@ from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, contents, evaluate, inner_traces, is_key, words_of
 
-_LEAST_RUN = 16  # fewer consecutive simple rows, shared with the data, do not show that a constant holds data
-# An array of at most `_ALL_BYTES` is compared whole, but of a larger array, or a Source, only `_BLOCKS` blocks of rows.
+_LEAST_RUN = 16  # a constant that shares fewer consecutive simple rows with the data may do so by chance
+# A data array of at most `_ALL_BYTES` is compared whole.  Of a larger array or a Source only blocks are compared.
 _ALL_BYTES = 2**28
 _BLOCKS, _BLOCK_ROWS = 32, 64  # number of blocks, and number of rows in each block
 _OWN_BYTES = 12
@@ -170,7 +170,7 @@ def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
             after = _bits(run(consts, *changed))
             moved = [np.delete(a != b, place, axis=0) for a, b in zip(before, after, strict=True)]
             if any(map(np.any, moved)):
-                again = _bits(run(consts, *rows))  # on some devices equal runs differ in some bits: ignore these bits
+                again = _bits(run(consts, *rows))  # ignore bits in which two runs on the same rows differ
                 repeats = [np.delete(a == b, place, axis=0) for a, b in zip(before, again, strict=True)]
                 if any(np.any(a & b) for a, b in zip(moved, repeats, strict=True)):
                     return False
@@ -218,7 +218,7 @@ def _as_keys(values: Any, aval: Any) -> Any:
 
 
 def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
-    """Raise InputError if an operation outside `LANE_BY_LANE`, a key, a device axis or an array could link examples."""
+    """Raise InputError if a key, device axis, mutable array or operation outside `LANE_BY_LANE` could mix examples."""
     _refuse_keys(f"{name} is given", closed.jaxpr.invars)
     for eqn, bound in _operations(closed.jaxpr, frozenset()):
         operation = eqn.primitive.name
@@ -261,7 +261,7 @@ def _known_keys() -> dict[Any, tuple[Any, tuple[int, ...]]]:
 
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
-    """Return the device axes along which an operation moves data, except `bound`, the axes of meshes in the trace."""
+    """Return the device axes along which an operation moves data.  Leave out `bound`, the axes of enclosing meshes."""
     if eqn.primitive.name in ("pvary", "pcast"):  # these two name an axis but move no data along it
         return ()
     named = [eqn.params.get(key) for key in ("axes", "axis_name")]
@@ -331,7 +331,7 @@ def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = ()
             try:
                 rows = _some_rows(leaf, size, data.layout if source else None, place) if rows is None else rows
             except InputError:
-                break  # the rows cannot be loaded and compared; the run that draws them will raise the error
+                break  # skip the comparison: the run that draws these rows will raise the same error
             with np.errstate(all="ignore"):
                 cast = rows.reshape(-1, width).astype(each.dtype)
             groups = [(views, [cast])]
@@ -358,7 +358,7 @@ def _has_numbers(array: Any) -> bool:
 
 
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
-    """Return the rows of an array of the data in JAX's dtype; of a large array or a Source, return blocks of rows."""
+    """Return all rows of a data array, or some blocks of rows of a large array or a Source, in JAX's dtype for them."""
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
     else:
@@ -402,7 +402,7 @@ class _Hashed:
 
     @functools.cached_property
     def length(self) -> int:
-        """Number of rows in a run, which has 96 bits of entropy.  It exceeds len(rows) if the rows vary too little."""
+        """Number of rows that together have 96 bits of entropy.  It exceeds len(rows) if the rows vary too little."""
         share = self.counts / len(self.rows)
         entropy = -float(np.sum(share * np.log2(share)))
         return max(math.ceil(96.0 / entropy), _LEAST_RUN) if entropy > 0.01 else len(self.rows) + 1

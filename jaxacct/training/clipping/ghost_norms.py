@@ -1,4 +1,4 @@
-"""Norms of per-example gradients, found without the gradients, from the uses of a parameter in the loss.
+"""Finds the norm of each example's gradient from the uses of a parameter in the loss, without forming the gradient.
 
 The gradient is a sum of products of an operation's input and the cotangent of its output.  Both are computed with the
 loss and its gradient anyway.  Derivations, and bounds of all rounding: jaxacct/training/clipping/README.md, "Clipping".
@@ -19,8 +19,8 @@ import numpy as np
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
 BLOCK = 64  # number of terms in a block: a sum adds each block, then adds the blocks' sums in blocks again (README.md)
-NOTHING = -(2**20)  # exponent of an array without normal numbers; NOTHING plus an exponent is below every exponent
-HIGHEST = jax.lax.Precision.HIGHEST  # with less, some devices round the factors, and the error bounds do not hold
+NOTHING = -(2**20)  # exponent of an array without normal numbers; NOTHING plus a float's exponent is still the least
+HIGHEST = jax.lax.Precision.HIGHEST  # at a lower precision some devices round the factors and break the error bounds
 inlined = functools.partial(jax.jit, inline=True)  # traces a function once for all arguments of the same shapes
 
 
@@ -39,9 +39,9 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """Parameter whose gradient is, for each use, a sum of products x_t dy_t^T of the same shape (groups, K, M)."""
+    """A parameter.  Each of its uses adds a sum of products x_t dy_t^T, of shape (groups, K, M), to its gradient."""
 
-    leaf: int  # the number of the parameter among the leaves
+    leaf: int  # the index of the parameter among the leaves of all parameters
     shape: tuple[int, ...]
     uses: tuple[tuple[Use, bool], ...]  # (use, whether x and dy swap roles, as for a transposed parameter)
     steps: tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]  # (size, stride) of the axes groups, K, M
@@ -49,7 +49,7 @@ class Site:
 
     @property
     def groups(self) -> int:
-        """Number of groups.  A group is a slice of the parameter, by a loop or a batch axis, with its own norm."""
+        """Number of groups.  A group is a slice of the parameter along a loop or a batch axis.  It has its own norm."""
         return _size(self.steps[0])
 
     @property
@@ -64,7 +64,7 @@ class Site:
         return sum(_rows(use) * (outer + inner * (not use.product.indexed)) for use, _ in self.uses) <= inner * outer
 
     def operands(self, met: Mapping[Any, Any], dys: Mapping[Any, Any], dtype: Any) -> Rows:
-        """Return the rows of one example from `met`, the operations' operands, and `dys`, their outputs' cotangents."""
+        """Return one example's rows from `met` (operands of the operations) and `dys` (cotangents of their outputs)."""
         columns: list[list[Any]] = [[], [], [], []]
         for use, turned in self.uses:
             x, dy = _arranged(use, met[use.place, use.product.other], dys[use.place])
@@ -79,7 +79,7 @@ class Site:
         )
 
     def measured(self, rows: Rows, dtype: Any) -> tuple[Any, Any, Any]:
-        """Return E, a bound on (|g|/2^E)^2, and whether the gradient g is surely finite, for each group and example."""
+        """For each group and example return E, a bound on (|g|/2^E)^2, and whether the gradient g is surely finite."""
         return self._each_group(jax.vmap(lambda one: self._norm_squared(*_normalised(_wide(one, dtype)))), rows)
 
     def total(self, rows: Rows, keep: Any, weights: Any, dtype: Any) -> Any:
@@ -142,8 +142,8 @@ class Site:
         additions = self.rows * (2 if x is None else 1) + 8
         length = jnp.sqrt(square + 2 * unit * slack) + 2 * additions * unit * jnp.sum(lengths)
         square = length**2
-        # No entry of g/2^E exceeds `length` or `most`: if one of them is in range, no entry overflows.  A NaN or an
-        # infinity in any entry makes `square` NaN or infinite.
+        # Neither `length` nor `most` is below any entry of g/2^E: if one of the two is at most `largest`, no entry of g
+        # overflows.  A NaN or an infinity in any entry makes `square` NaN or infinite.
         largest = scaled(right.dtype.type(jnp.finfo(self.narrow).max), -top)
         return top, square, jnp.isfinite(square) & ((most <= largest) | (length <= largest))
 
@@ -171,7 +171,7 @@ def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
 
 
 def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
-    """Return (size, stride) pairs, in the flat parameter, of the axes groups, K and M of a use's gradient."""
+    """Return the axes groups, K and M of a use's gradient, each as (size, stride) pairs in the flat parameter."""
     view, product = use.view, use.product
     along = lambda axes: [step for axis in axes for step in view.axes[axis]]
     cut = [step for _, steps in view.loops for step in steps or ()]
@@ -179,7 +179,7 @@ def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...
 
 
 def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
-    """Return x and dy as (groups, rows, ...).  Loops over slices of the parameter add groups, other loops add rows."""
+    """Reshape x and dy to (groups, rows, ...).  Loops over slices of the parameter add groups, other loops add rows."""
     loops = use.view.loops
     matrix = use.product.matrix
     for _ in loops:
@@ -207,7 +207,7 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
         tops.append(jnp.max(exponent(peak)))
     if x is not None:
         peak_x, peak_dy = peak_of(x), peak_of(dy)
-        # In float32 the exponent is at most 126, since `power` returns 0 for the subnormal number 2^-127.
+        # In float32 limit the exponent e to 126: for e = 127, 2^-e would be subnormal, and `power` would return 0.
         along_x = jnp.minimum(exponent(peak_x), jnp.finfo(x.dtype).maxexp - 2)
         tops.append(jnp.max(along_x + exponent(peak_dy)))
     top = jnp.max(jnp.stack(tops))
@@ -222,7 +222,7 @@ def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
 
 
 def _gram(number: Any, x: Any) -> Any:
-    """Return the inner products of all pairs of rows: unit vectors with a 1 at `number`, if any, and then `x`."""
+    """Return the inner products of all pairs of rows.  The rows are the unit vectors (1 at `number`) and then `x`."""
     gram = jnp.matmul(x, x.T, precision=HIGHEST)
     if number is None:
         return gram
@@ -235,7 +235,7 @@ def _wide(rows: Rows, dtype: Any) -> Rows:
 
 
 def _rows(use: Use) -> int:
-    """Count the products x_t dy_t^T that all runs of a use add to one group's gradient."""
+    """Count the products x_t dy_t^T that a use adds to one group's gradient, in all passes of loops around it."""
     repeated = math.prod(length for length, steps in use.view.loops if steps is None)
     product = use.product
     columns = _size([step for axis in (*product.groups, *product.right) for step in use.view.axes[axis]])
@@ -248,7 +248,7 @@ def _size(steps: Sequence[Step]) -> int:
 
 @inlined
 def exponent(values: Any) -> Any:
-    """Return e with 2^e <= |value| < 2^(e+1), int32; zero and subnormals give NOTHING, inf and NaN ``finfo.maxexp``."""
+    """Return int32 e, 2^e <= |value| < 2^(e+1); NOTHING for zero and subnormals, ``finfo.maxexp`` for inf and NaN."""
     info = jnp.finfo(values.dtype)
     field = (_magnitude(values) >> info.nmant).astype(np.int32)
     return jnp.where(field > 0, field - (info.maxexp - 1), NOTHING)
