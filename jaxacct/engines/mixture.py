@@ -369,7 +369,7 @@ def delta_of_step(step: Part, epsilon: float) -> Ends:
 
 
 def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
-    """Return (lower, estimate, upper) of eps >= 0, for any delta between low_delta and high_delta."""
+    """Return (lower, estimate, upper) of one step's eps >= 0. The bounds hold for low_delta <= delta <= high_delta."""
     at = functools.partial(delta_of_step, step)
     if at(0.0)[2] <= low_delta:
         return 0.0, 0.0, 0.0
@@ -385,7 +385,7 @@ def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
             break
         low, high = (middle, high) if at(middle)[1] > low_delta else (low, middle)
     upper, lower = np.inf, 0.0
-    # Each end of the interval moves outward until a bound of delta at this end proves that the end bounds epsilon.
+    # Move `high` up until delta there is surely <= low_delta, and `low` down until delta there is surely >= high_delta.
     for move in (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1):
         if upper == np.inf and at(high * (1.0 + move))[2] <= low_delta:
             upper = high * (1.0 + move)
@@ -395,7 +395,7 @@ def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
 
 
 def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
-    """Return (delta of one branch, its error). The event "output > u" (remove) or "output < u" (add) attains delta."""
+    """Return (delta, its error) of a branch: P(S) - e^eps Q(S), S = {output > u} for remove, {output < u} for add."""
     shift, log_weight = law.shift, np.log(law.weight)
     goal = law.sign * epsilon
 

@@ -36,7 +36,7 @@ from jaxacct.engines import devices
 Run = Callable[..., Sequence[Any]]
 """A program: a function from the leaves of its arguments (arrays on one device) to the leaves of the answer."""
 
-# The folder and its files
+# The folder of kept programs, and the files in it
 
 VARIABLE = "JAXACCT_CACHE_DIR"
 """Environment variable that names the folder of kept programs. If it is set to nothing, no programs are kept."""
@@ -180,7 +180,7 @@ def _digest(name: str, payload: bytes) -> bytes:
     return digest.digest()
 
 
-# What the name of a file depends on
+# What the name of a kept program's file depends on
 
 ROOMS = ("kernels", "engines", "mechanisms", "selection")
 """Packages of `jaxacct` whose code gets into compiled programs."""
@@ -221,10 +221,10 @@ def _sources() -> str:
 
 @functools.cache
 def _machine() -> tuple[str, ...]:
-    """Return the processor and the number of threads that a program may use."""
+    """Return strings that describe the machine: its architecture, system, number of usable threads, and processor."""
     try:
         with open("/proc/cpuinfo") as file:
-            # the first processor's entry is shorter than 16,384 characters
+            # read enough for the first processor's entry, which is shorter than 16,384 characters
             first = file.read(16384).split("\n\n")[0].splitlines()
         lines = [line for line in first if line.startswith(CPU_FIELDS)]
     except OSError:
@@ -260,7 +260,7 @@ def load(folder: Path, label: str, device: Any) -> Run | None:
 def prepare(
     function: Callable[..., Any], options: dict[str, Any] | None, label: str, leaves: list[Any], tree: Any, device: Any
 ) -> Run:
-    """Return the program of a function of pytrees, loaded or compiled, for arguments with the shapes of `leaves`.
+    """Load the program of `function` for arguments with the shapes of `leaves`, or compile it. Return the program.
 
     label : text that names everything on which the program depends, except sources, versions and the machine.
     device : None for the default device.
@@ -365,7 +365,7 @@ def _warm_mark(folder: Path) -> Path:
 
 
 def note_warm() -> None:
-    """Write the file that says that the programs of sweeps are kept for this process's first device."""
+    """Write the file of `_warm_mark`. It tells `are_kept` that the programs of sweeps are kept."""
     folder = _folder(create=True)
     if folder is not None:
         write(_warm_mark(folder), b"")
@@ -378,7 +378,7 @@ def are_kept() -> bool:
 
 
 def _own(tree: Any) -> bool:
-    """Return whether all containers of a tree are built-in or jaxacct's. Otherwise file names would miss some code."""
+    """Return whether all containers of a tree are built-in or jaxacct's. File names hash no code of other classes."""
     node = tree.node_data()
     kind = type(None) if node is None else node[0]
     ours = kind.__module__.partition(".")[0] in ("builtins", "jaxacct")
@@ -470,7 +470,7 @@ def seconds() -> float:
 
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
-    """Time and count the compilation inside. Print a line once this process has compiled for NOTICE_SECONDS in all."""
+    """Time and count the compilation in the `with` block. Print a line once all compilations took NOTICE_SECONDS."""
     timer = None
     if not _once.locked() and _shown():
         timer = threading.Timer(max(NOTICE_SECONDS - compiling.seconds, 0.0), _say)

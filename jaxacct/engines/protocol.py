@@ -1,7 +1,7 @@
 """The questions that engines get, the answers that engines give, and the list of engines.
 
-An `Engine` answers in one direction for a batch of compositions. A `MechanismEngine` answers for a mechanism that its
-parts do not describe, such as a private selection. `register` adds an engine to the list.
+An `Engine` answers for a batch of compositions, in one direction (such as remove). A `MechanismEngine` answers for a
+mechanism whose parts do not suffice for an answer, such as a private selection. `register` adds an engine to the list.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Answer(NamedTuple):
 
 
 class Effort(NamedTuple):
-    """How narrow brackets should be, and at what cost. An effort changes the width of a bracket, never its truth."""
+    """How narrow the brackets [lower, upper] should be, and at what cost. The bounds are true at every effort."""
 
     rtol: float  # relative width at which a bracket is narrow enough
     memory_bytes: int = GIBIBYTE  # limit on an engine's memory, in bytes
-    in_search: bool = False  # whether a search asks. If so, engines stop refining at the width rtol.
+    in_search: bool = False  # whether a search asks. If not, engines aim at a smaller width than rtol.
 
 
 class MechanismQuestion(NamedTuple):
@@ -42,7 +42,7 @@ class MechanismQuestion(NamedTuple):
     relation: str = RELATIONS[0]
     effort: Effort = Effort(1e-4)
     engine: str = "auto"  # the name of the engine that the user wants, or "auto"
-    hint: Any = None  # what a search already knows; it changes only the time that the answer takes
+    hint: Any = None  # what a search knows about the answer (`contour.Hint`). It changes only the running time.
     floor: Any = None  # a known lower bound of the final answer; an answer by parts below it is not refined
     attacks: bool = False  # whether the engine also looks for attacks that raise the lower bound, which takes longer
 
@@ -52,19 +52,19 @@ class Kinds(NamedTuple):
 
     empty: np.ndarray  # (B,) whether nothing is released: every part is sampled at rate 0
     gaussian: np.ndarray  # (B,) whether all parts are Gaussians without sampling
-    beyond_kernels: np.ndarray  # (B,) whether the row is not `gaussian`, and its mu^2 is out of the kernels' range
-    nearly_always_sampled: np.ndarray  # (B,) whether a sampling rate is above 0.9. Theorems then check the answer.
-    answered_by: dict[str, np.ndarray]  # for each of the package's own engines, by name: (B,) whether it can answer
+    beyond_kernels: np.ndarray  # (B,) whether the row is not `gaussian`, and mu^2 is too small or large for kernels
+    nearly_always_sampled: np.ndarray  # (B,) whether a sampling rate is above 0.9. Theorems check the row's answer.
+    answered_by: dict[str, np.ndarray]  # for each `Engine` of jaxacct, by its name: (B,) whether it can answer the row
 
 
 class Question(NamedTuple):
-    """A question for B configurations in one direction: epsilon at a delta, or delta at an epsilon."""
+    """A question for B configurations in one direction (such as remove): epsilon at a delta, or delta at an epsilon."""
 
     parts: Components
     kinds: Kinds
     target: np.ndarray  # (B,) the given delta minus the mass at infinity, or the given epsilon
     slack: np.ndarray  # (B,) relative error of `target` if it is a delta; 0 if it is an epsilon
-    floor: np.ndarray  # (B,) lower bound that the other direction gave. An upper bound below it needs no refining.
+    floor: np.ndarray  # (B,) known lower bound of the final answer. A bracket that lies below it needs no refining.
     effort: Effort
     hint: Any = None  # what a search knows about each row (`MechanismQuestion.hint`)
 
@@ -79,7 +79,7 @@ class Engine(ABC):
     """The message to a user who names this engine for a configuration that it cannot answer."""
 
     def supports(self, question: Question) -> np.ndarray:
-        """Return (B,) whether the engine can answer each row. The package's own engines look it up in `kinds`."""
+        """Return (B,) whether the engine can answer each row, as `kinds` says. Engines outside jaxacct override it."""
         return question.kinds.answered_by[self.name]
 
     @abstractmethod
@@ -88,7 +88,7 @@ class Engine(ABC):
 
     @abstractmethod
     def delta(self, question: Question) -> Answer:
-        """Return brackets of delta, without the mass at infinity, at an epsilon."""
+        """Return brackets of delta at an epsilon. This delta leaves out the mass at infinity."""
 
 
 class MechanismEngine(ABC):
@@ -107,7 +107,7 @@ class MechanismEngine(ABC):
     needs answers about other mechanisms, it asks the named engine for them."""
 
     def supports(self, question: MechanismQuestion) -> bool:
-        """Return whether the engine answers this question, whose mechanism has one of the engine's `classes`."""
+        """Return whether the engine answers this question. It is asked only about mechanisms of its `classes`."""
         return True
 
     @abstractmethod

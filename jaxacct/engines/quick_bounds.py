@@ -26,7 +26,7 @@ _HIT = 0.5 * math.erfc(-1.0 / math.sqrt(2.0)) * (1.0 - LOG_ERROR)
 class LargestLoss(NamedTuple):
     """The supremum of the loss of all Laplace and finite parts together, raised to 0 where it is negative."""
 
-    near: np.ndarray  # the supremum as a sum. Each term has a relative error of at most LARGEST_LOSS_UNITS * ROUNDOFF
+    near: np.ndarray  # the computed supremum, a sum of terms with relative errors <= LARGEST_LOSS_UNITS * ROUNDOFF
     above: np.ndarray  # the supremum, rounded up
 
 
@@ -43,7 +43,8 @@ def largest_loss(parts: Components) -> LargestLoss:
         top = np.max(finite, axis=2, initial=-np.inf)
         finite = parts.finite_n * np.where((parts.finite_n > 0) & (top > -np.inf), top, 0.0)
         terms = [*laplace.T, *finite.T]
-        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]  # relative errors / ROUNDOFF
+        # the relative error of each term, in units of ROUNDOFF
+        units = [32.0] * laplace.shape[1] + [LARGEST_LOSS_UNITS] * finite.shape[1]
         total = sum(terms)
         above = total + ROUNDOFF * sum(unit * np.abs(x) for unit, x in zip(units, terms, strict=True))
     return LargestLoss(np.fmax(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))
@@ -52,12 +53,12 @@ def largest_loss(parts: Components) -> LargestLoss:
 def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (lower, upper) bounds of "epsilon" at delta = `target`, or of "delta" at epsilon = `target`.
 
-    slack : relative error of a given delta. Each delta leaves out the mass at infinity.
+    slack : relative error of `target` if it is a delta. The given or returned delta leaves out the mass at infinity.
     """
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
         above = largest_loss(parts).above
-        # mu of all Gaussians together, as if none were sampled, rounded up
+        # upper bound of mu of the composition of all Gaussians, if the sampled ones were used without sampling
         each = np.where(parts.gauss_n > 0, np.sqrt(parts.gauss_n) / parts.gauss_sigma, 0.0)
         largest = np.max(each, axis=1, initial=0.0)
         mu = np.hypot(parts.mu, largest * math.sqrt(max(each.shape[1], 1))) * (1.0 + LOG_ERROR)
@@ -81,7 +82,7 @@ def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarr
 
 
 def _tests(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower bounds of log P(S; loss finite) and upper bounds of log Q(S) for M tests S of each row, (B, M)."""
+    """For M events S of each row, return lower bounds of log P(S, finite loss) and upper bounds of log Q(S), (B, M)."""
     with np.errstate(all="ignore"):
         mu = parts.mu[:, None]
         log_p = np.where(mu > 0.0, np.log(_BELOW)[None, :] - LOG_ERROR, -np.inf)
@@ -147,7 +148,7 @@ def _sampled(
 
 
 def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of `_tests` for the event that a given step has its largest Laplace loss (README.md)."""
+    """Return bounds of log P(S) and log Q(S) (README.md). S is the event that a step has its largest Laplace loss."""
     near, far = np.full_like(edge, -math.log(2.0)), -math.log(2.0) - edge
     mixed = log_mixture(np.where(removing, edge, -edge), q) + np.where(removing, far, near)
     log_p, log_q = np.where(removing, mixed, near), np.where(removing, far, mixed)
@@ -157,7 +158,7 @@ def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarra
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bounds of `_tests` for a step's largest finite loss. P is conditioned on finite losses."""
+    """Return bounds of log P(S | finite loss) and log Q(S). S is the event that a step has its largest finite loss."""
     top = np.argmax(np.where(mass > 0.0, loss, -np.inf), axis=1)[:, None]
     loss, atom = np.take_along_axis(loss, top, 1), np.take_along_axis(mass, top, 1)
     log_p = np.log(atom) - np.log(np.sum(mass, axis=1, keepdims=True))
@@ -210,7 +211,7 @@ def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, 
 
 
 def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """Return an upper bound of log Pr[N >= k] for a whole k >= 1. N is the number of hits in n independent steps."""
+    """Return an upper bound of log Pr[N >= k] for an integer k >= 1. N is the number of hits in n independent steps."""
     divergence, log_term, error = _divergence(n, k, hit)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         most = hit.log_p + hit.error_p
@@ -239,12 +240,12 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
         term = np.where(rest > 0, term, np.where(k == n, last, -np.inf))
         odds = np.exp(np.minimum(hit.log_p - hit.log_rest - hit.error_p - hit.error_rest, 700.0)) * (1.0 - 1e-12)
         total = factor = np.ones_like(term)
-        # 16 terms are nearly the whole tail if the mean is small
+        # Add the next 16 terms of the tail. They are nearly all of its rest if the mean of N is small.
         for j in range(16):
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)
         terms = np.minimum(term + np.log(total) - 1e-12, 0.0)
-        # `below` is an upper bound of log Pr[N < k], by Chernoff where it applies, otherwise 0.
+        # `below` is an upper bound of log Pr[N < k]: Chernoff's bound if k - 1 is at most the mean of N, else 0.
         least = n * np.exp(hit.log_p - hit.error_p) * (1.0 - 1e-12)
         below = np.where(k - 1.0 <= least, np.minimum(off - fewer, 0.0), 0.0)
         none = n * np.minimum(hit.log_rest + hit.error_rest, 0.0) * (1.0 - 4.0 * ROUNDOFF)

@@ -1,8 +1,8 @@
 """Bounds without an engine: lower bounds by tests on the outputs, upper bounds by theorems (README.md, "Theorems").
 
-They answer where no engine does, and they check the answers of engines. The contour and the lattice engine share no
-code with the tests. Masses are kept as logarithms, so that even e^{-10^300} does not underflow. For each part, masses
-under P are bounded from below, and masses under Q from above. Upper bounds are rounded up.
+These bounds answer where no engine does, and they check the answers of engines. The contour and the lattice engine
+compute their answers without this code. Probabilities are kept as logarithms, so that even e^{-10^300} does not
+underflow. Tests bound probabilities under P from below, and under Q from above. Upper bounds are rounded up.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def best_delta(tests: Tests, epsilon: np.ndarray) -> np.ndarray:
 
 
 def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of epsilon by tests on one step or on all n steps of a sampled Gaussian."""
+    """Return (B,) a lower bound of epsilon: the best by tests on one step, or on all n steps, of a sampled Gaussian."""
     best, removing = np.zeros(delta.size), parts.sign > 0
     delta = delta * np.exp(-_log_survival(parts)) * (1.0 + EXP_ERROR)
     known = delta < 1.0
@@ -80,8 +80,8 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     for sigma, q, n in _gaussians(parts):
         present = known & (n > 0)
         several = present & removing & (n > 1)
-        # One call searches the epsilon of one step at delta, and at (1 + m) delta/n for several margins m. The margin
-        # makes up for what `_any_step` subtracts. One call for all is faster than one call for each.
+        # Find the epsilon of one step at delta, and at (1 + m) delta/n for several margins m, all in one call, which is
+        # faster. A margin makes up for the term (n - 1) p d that `_any_step` subtracts.
         margins = np.array([1.0 + m for m in (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)] if several.any() else [])[:, None]
         share = delta / np.maximum(n, 1.0) * margins
         # A delta below 1e-306 is near the end of float64's range and has no relative accuracy, so it is not used.
@@ -99,7 +99,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
 
 
 def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
-    """Return (B,) the largest lower bound of delta by tests on one step or on all n steps of a sampled Gaussian."""
+    """Return (B,) a lower bound of delta: the best by tests on one step, or on all n steps, of a sampled Gaussian."""
     best, removing = np.zeros(epsilon.size), parts.sign > 0
     for sigma, q, n in _gaussians(parts):
         found = closed_form.delta_of_one_step(sigma, q, removing, epsilon).lower
@@ -109,9 +109,9 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Return a lower bound of delta: for remove `n (delta_1(eps) - (n - 1) p d)`, raised to 0 if negative; for add 0.
+    """Return a lower bound of delta. For remove: n (delta_1(eps) - (n - 1) p d), or 0 if this is negative. For add: 0.
 
-    The test on all n steps accepts if the best test of some step accepts (README.md). delta_1 is the delta of one step.
+    The test on all n steps accepts if the best test of any step accepts (README.md). delta_1 is the delta of one step.
     The best test of one step attains delta_1. It accepts with probability p under P, and p - d under Q.
     """
     single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
@@ -170,13 +170,13 @@ def plain(parts: Components) -> Tests:
 
 
 def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
-    """Return tests "an event occurs in at least k of n steps" for several k. Chances are (B, C), for C events."""
+    """Return the tests "event c occurs in at least k of n steps" for several k. The chances of C events are (B, C)."""
     n = n[:, None, None]
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
     k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
-    # If the event is expected in few steps, the k above do not reach into the tail of the count. So the thresholds
-    # `few` are added, by a rough formula for the tail of a Poisson law.
+    # If the event is expected in few steps, the thresholds k above miss the tail of the count. So add the thresholds
+    # `few`, which a rough formula for the tail of a Poisson law gives.
     few = np.ceil(TAIL_NATS / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
@@ -188,7 +188,7 @@ def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
 
 
 def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.ndarray) -> Tests:
-    """Return tests on the number of outputs of a sampled Gaussian beyond a threshold."""
+    """Return tests on how many of a sampled Gaussian's n outputs lie beyond a threshold, for several thresholds."""
     s, rate = 1.0 / sigma[:, None], q[:, None]
     u = np.concatenate([np.broadcast_to(QUANTILES, (n.size, QUANTILES.size)), s - QUANTILES], axis=1)
     hit, miss = np.log(rate), np.log1p(-rate)
@@ -216,14 +216,14 @@ def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.n
 
 
 def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.ndarray) -> Tests:
-    """Return tests on the sum of the n outputs, in units of its standard deviation if no step samples the record."""
+    """Return tests on the sum of a sampled Gaussian's n outputs, in units of its noise's standard deviation."""
     sigma, q, n = (x[:, None] for x in (sigma, q, n))
     s, root = 1.0 / sigma, np.sqrt(n)
     removing = parts.sign[:, None] > 0
     drift = root * q * s
     spread = np.sqrt(1.0 + q * (1.0 - q) * s * s)
     x = np.where(removing, drift - DEVIATIONS * spread, DEVIATIONS)
-    low = _log_mixture_below(n, q, s, x)  # upper bound of the log of the mixture's mass below x
+    low = _log_mixture_below(n, q, s, x)  # upper bound of log Pr[sum <= x] under the mixture
     (below, wrong_below), (above, wrong_above) = log_tail(-x, 0.0 * x), log_tail(x, 0.0 * x)
     p = np.where(removing, np.log1p(-np.exp(np.minimum(low, -1e-300))), below - wrong_below) - LOG_ERROR
     other = np.where(removing, above + wrong_above, low)
@@ -232,12 +232,12 @@ def gaussian_means(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.nd
 
 
 def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Bound log Pr[sum of n mixtures <= x sqrt n] from above by Chernoff's bound, the least over several exponents."""
+    """Return an upper bound of log Pr[sum of n mixture outputs <= x sqrt n]: the least of several Chernoff bounds."""
     root = np.sqrt(n)
     drift = root * q * s
     gap = np.maximum(drift - x, 0.0)
     best = np.zeros(np.broadcast_shapes(gap.shape, s.shape))
-    for share in (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1):  # shares of the exponent that is best for a normal law
+    for share in (0.1, 0.3, 0.6, 0.8, 0.9, 1.0, 1.1):  # fractions of the exponent that is best if the sum is normal
         v = share * gap / root
         shrink = -np.expm1(-v * s)
         terms = (0.5 * n * v * v, n * np.log1p(-q * shrink), v * root * x)
@@ -258,8 +258,8 @@ def laplace_counts(parts: Components, column: int) -> Tests:
     removing = parts.sign[:, None] > 0
     # A step is counted if its loss without sampling is at least v = edge - drop, where 0 <= drop < 2 edge.
     drop = np.minimum([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], 1.999 * edge)
-    # One of the two Laplace laws has its mode among the counted losses. `near` is the log mass of the counted losses
-    # under this law, and `far` under the other law. `near_rest` and `far_rest` are the log masses of all other losses.
+    # `near` and `far` are the log probabilities of a counted loss under P and under Q, in a step without sampling.
+    # `near_rest` and `far_rest` are the log probabilities of all other losses.
     near = np.log1p(-0.5 * np.exp(-0.5 * drop))
     near_rest = -np.log(2.0) - 0.5 * drop
     far = -np.log(2.0) - edge + 0.5 * drop
@@ -279,7 +279,7 @@ def laplace_counts(parts: Components, column: int) -> Tests:
 
 
 def finite_counts(parts: Components, column: int) -> Tests:
-    """Return tests on the number of steps whose loss is at least an atom's loss. P is conditioned on finite losses."""
+    """Return tests on the number of steps with loss >= v, for losses v of atoms. P is conditioned on finite losses."""
     loss, mass, n = parts.finite_loss[:, column], parts.finite_mass[:, column], parts.finite_n[:, column]
     order = np.argsort(np.where(mass > 0.0, -loss, np.inf), axis=1)
     loss, mass = np.take_along_axis(loss, order, 1), np.take_along_axis(mass, order, 1)
@@ -287,7 +287,7 @@ def finite_counts(parts: Components, column: int) -> Tests:
     p = np.log(p / p[:, -1:])
     q_terms = np.where(mass > 0.0, np.log(mass) - loss, -np.inf)
     other = np.logaddexp.accumulate(q_terms, axis=1)
-    # At most 24 atoms serve as thresholds.
+    # Take the losses of at most 24 atoms as thresholds.
     take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24)).astype(int))
     p, other, loss = p[:, take], other[:, take], np.abs(loss[:, take])
     error = LOG_ERROR + 8.0 * ROUNDOFF * (mass.shape[1] + np.abs(p))
@@ -303,7 +303,7 @@ def finite_counts(parts: Components, column: int) -> Tests:
 
 
 def _grown(x: np.ndarray) -> np.ndarray:
-    """Return an upper bound of -log(1 - x), the error of log y if y has the relative error x; inf if x >= 1/4."""
+    """Given the relative error x of y, return an upper bound of the error of log y, -log(1 - x); inf if x >= 1/4."""
     return np.where(x < 0.25, 1.2 * x, np.inf)
 
 
@@ -329,7 +329,7 @@ def total_variation(parts: Components) -> np.ndarray:
 
 
 def _all_gaussians(parts: Components) -> np.ndarray:
-    """Return mu of the composition of all Gaussians, as if none were sampled, rounded up."""
+    """Return mu of the composition of all Gaussians, rounded up. Sampled Gaussians are taken without their sampling."""
     with np.errstate(over="ignore"):
         each = np.where(parts.gauss_n > 0, np.sqrt(parts.gauss_n) / parts.gauss_sigma, 0.0)
     mu = parts.mu
@@ -339,9 +339,9 @@ def _all_gaussians(parts: Components) -> np.ndarray:
 
 
 def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
-    """Return, rounded up, the mu of a composition in which each part samples the record in at most k of its steps.
+    """Return, rounded up, mu of all Gaussians, if each sampled Gaussian samples the record in at most k of its steps.
 
-    k is chosen for each part so that with probability at most e^log_share some part samples the record more often.
+    Each has a k of its own. The chance that any of them samples the record in more steps than its k is <= e^log_share.
     """
     columns = parts.gauss_n.shape[1]
     present = np.maximum(np.sum(parts.gauss_n > 0, axis=1), 1)
@@ -352,7 +352,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
         n = np.where(present_here, n, 1.0)
         error = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(q)))
         hit = chance(np.log(q), np.log1p(-q), error, error)
-        low, high = np.zeros_like(n), n.copy()  # N is at most n, so `high` = n is a valid k to begin with
+        low, high = np.zeros_like(n), n.copy()  # the bisection for k ends with k = `high`; k = n is always large enough
         for _ in range(60):  # 60 halvings suffice, since n has fewer than 60 binary digits
             middle = np.floor(0.5 * (low + high))
             enough = (middle < high) & (log_tail_above(n, middle + 1.0, hit) <= each)
@@ -406,7 +406,7 @@ def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np
         best = np.fmin(_bounded(parts), _with(bounded, _upper_epsilon(_all_gaussians(parts), safe)))
         if np.any(parts.gauss_n > 0):
             best = np.fmin(best, _basic_epsilon(parts, safe))
-            for share in (0.5, 0.9, 0.999, 1e-3):  # share of delta for the event of more than k hits (see `_hits`)
+            for share in (0.5, 0.9, 0.999, 1e-3):  # share of delta for the chance of more than k hits (see `_hits`)
                 mu = _hits(parts, np.log(safe) + np.log(share) - 1e-12)
                 best = np.fmin(best, _with(bounded, _upper_epsilon(mu, safe * (1.0 - share) * (1.0 - 4.0 * ROUNDOFF))))
         return np.where(total_variation(parts) <= safe, 0.0, np.where(np.isnan(best), np.inf, best))
