@@ -81,7 +81,7 @@ def failure(special: bool = False) -> str | None:
 
 @functools.cache
 def _table() -> dict[str, np.ndarray]:
-    """Map each function's name to an array with one row a point. A row has the arguments, then the function's value."""
+    """Map each function's name to an array with a row for each point: the arguments, then the function's value."""
     rows: dict[str, list[list[float]]] = {}
     for line in TABLE.read_text(encoding="ascii").splitlines():
         name, *numbers = line.split()

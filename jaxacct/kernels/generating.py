@@ -1,6 +1,6 @@
 """Probability generating functions `phi(x) = E[x^K]` of K, the number of times a selection runs its base mechanism.
 
-All take `y = 1 - x`, so that no digits are lost near x = 1, where the phi of a law with many repetitions varies most.
+The functions take `y = 1 - x` to keep all digits near x = 1, where the phi of a law with many repetitions varies most.
 `truncated_negative_binomial`, `poisson`, `binomial` and `categorical` return (phi, phi', phi''), with derivatives in x.
 phi' and phi'' are convex and non-decreasing in x. For the binomial law n is `trials`, and p is `probability`.
 """
@@ -32,11 +32,11 @@ def truncated_negative_binomial(eta: Array, gamma: Array, y: Array) -> tuple[Arr
 
 
 def grown_base(eta: Array, gamma: Array, y: Array) -> tuple[Array, ...]:
-    """Return (b^-eta, log gamma, whether eta = 0, expm1(eta log gamma), phi', phi''), b = (1 - (1-gamma) x)/gamma."""
+    """For b = (1 - (1-gamma) x)/gamma return (b^-eta, log gamma, eta == 0, expm1(eta log gamma), phi', phi'')."""
     xp = namespace(eta, gamma, y)
     log_gamma = _log_base(xp, gamma, xp.zeros_like(gamma))
     whole = eta * log_gamma
-    flat = xp.abs(whole) < 1e-290  # there the formulas for eta = 0 are used
+    flat = xp.abs(whole) < 1e-290  # where True, the formulas for eta = 0 are used
     below = xp.where(flat, 1.0, xp.expm1(whole))
     grown = xp.exp(-eta * log1p_inline((1.0 - gamma) * y / gamma))
     scale = xp.where(flat, -1.0 / log_gamma, -eta / below)

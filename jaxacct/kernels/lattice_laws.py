@@ -102,7 +102,7 @@ def compose(
 
     twice = xp.where(
         xp.arange(largest.size) % (largest.size - 1) == 0, 1.0, 2.0
-    )  # in a real FFT all frequencies but the first and the last count twice
+    )  # a real FFT keeps one of two conjugate frequencies, so all but the first and the last count twice in a norm
     norm = xp.sqrt(xp.sum(twice * largest * largest) / length)
     total = xp.sqrt(xp.sum(twice * error * error) / length) + relative * norm
     return Composition(composed, ROUNDED_UP * total, log_moments)
@@ -231,16 +231,16 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     low, high, crude = low * scale, high * scale, xp.zeros_like(width)
     spared = fine
     if xp is not np or np.any(used & ~fine):
-        # The distance of a panel from the mode is off by a few roundoffs of the mode's own size. The density amplifies
-        # this error by at most REACH.
+        # A panel's distance from the mode is off by a few roundoffs times the mode. So the relative error of the
+        # density is at most REACH times as large. `rounding` allows for this relative error.
         rounding = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
         rounding = xp.maximum(rounding, 0.0)
         density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
         crude = xp.where(used & ~fine, width * density * rounding, 0.0)
         far, share = xp.exp(-to_right), lift_right - lift_left - to_right
         alone = 1.2 * (_quadrature_error(centre, half, 0.0, QUADRATURE_ORDER) + 3.0 * far) + units
-        # The quadrature may be inaccurate on a panel that gives its right node only a share below e^-34 of its mass.
-        # Then the right node gets a crude bound of this share, and the left node still gets the quadrature sum.
+        # The panels in `spared` lack an error bound for `high`, but their right node gets below e^-34 of their mass.
+        # The left node still gets `low`. The right node gets its share of the crude bound of the panel's mass.
         spared = (crude > 0) & upper & (xp.maximum(share, -to_right) < -34.0) & (alone < LARGEST_ETA)
         spared = spared & xp.isfinite(low)
         share = xp.exp(xp.where(spared, share, 0.0)) / -xp.expm1(-span) * (1.0 + 1e-9)
@@ -297,7 +297,7 @@ def _quadrature(
     lift_left: Array,
     lift_right: Array,
 ) -> tuple[Array, Array]:
-    """For each panel return two Gauss-Legendre sums. Times `scale` they are the panel's `low` and `high`."""
+    """Return two Gauss-Legendre sums for each panel. `gaussian_cells` scales them to the panel's two hat masses."""
     xp = namespace(start, half)
     low, high = xp.zeros_like(half), xp.zeros_like(half)
     for x, w in zip(*np.polynomial.legendre.leggauss(order), strict=True):
@@ -310,7 +310,7 @@ def _quadrature(
 
 
 def _quadrature_error(centre: Array, half: Array, rate: Array, order: int) -> Array:
-    """Bound the relative error of the Gauss-Legendre rule with 2 or 5 points on a panel, by one Bernstein ellipse."""
+    """Bound the relative error of the sums of `_quadrature` on a panel by a Bernstein ellipse. `order` is 2 or 5."""
     xp = namespace(centre, half, rate)
     growth = half * (centre + rate) + half * half
     widest = 4.0 / xp.maximum(half, 1e-4)
@@ -320,7 +320,7 @@ def _quadrature_error(centre: Array, half: Array, rate: Array, order: int) -> Ar
     inverse = 1.0 / xp.square(rho)
     geometric = xp.square(inverse) * (inverse * xp.square(inverse) if order == 5 else 1.0) / (1.0 - inverse)
     error = 64.0 / 15.0 * geometric * (1.0 + rho) * xp.exp(xp.minimum(exponent, 700.0))
-    return xp.where(rho > 1.0, error, xp.inf)  # for the widest panels no ellipse gives a bound
+    return xp.where(rho > 1.0, error, xp.inf)  # rho <= 1 where half >= 4: there the ellipse gives no bound
 
 
 def laplace_cells(
@@ -361,7 +361,7 @@ def upper_masses(cells: Cells, atoms: Array) -> Array:
 
 
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Return masses, (N,), of a law that the given law dominates. `cancelled` removes those that are negative.
+    """Return masses, (N,), of a law that the given law dominates. Some may be negative: `cancelled` removes them.
 
     atoms, first, last : masses that lie exactly on nodes, (N,), and indices of the first and the last node in use.
     """
@@ -372,7 +372,7 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
     crossing = (index == first) | (last < first + 2)
     low, high = low + xp.where(crossing, high, 0.0), xp.where(crossing, 0.0, high)
     back = xp.exp(-step)
-    # `low * high/(low + high e^-h)` is at most `high`. It is computed so that nothing leaves the range of float64.
+    # `spread` is low high/(low + high e^-h), which is at most `high`. The product low high may leave float64's range.
     larger = low >= high
     ratio = xp.where(larger, high, low) / xp.where(low + high > 0, xp.maximum(low, high), 1.0)
     denominator = xp.where(larger, 1.0 + ratio * back, ratio + back)
@@ -391,10 +391,10 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
 
 
 def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
-    """Pay each debt, which is a negative mass, by masses of higher loss. Return (masses without debts, missing P-mass).
+    """Set each negative mass to 0, and take as much from masses of higher loss. Return (new masses, missing P-mass).
 
-    A payment lowers the mean of every payoff that rises with the loss. A debt that cannot be paid is left out, and it
-    counts as missing. Leaving it out raises the mean of a payoff of at most 1 by at most the debt.
+    Taking mass from a higher loss lowers the mean of every payoff that rises with the loss. The missing P-mass is the
+    part that masses of higher loss cannot cover. It raises the mean of a payoff of at most 1 by at most itself.
     """
     if not np.any(jump < 0.0):
         return jump, 0.0
@@ -420,12 +420,12 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
 
 
 def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
-    """Return masses whose delta is at most max(c, 0) for each eps, where c is the delta of `mass`.
+    """Return masses whose delta is at most max(c(eps), 0) at each eps, where c(eps) is the delta of `mass`.
 
-    A negative last mass makes c negative for large eps. Let l_k be the loss of node k, and c_k = E[(1 - e^{l_k - L})_+]
-    the value of c at eps = l_k. Let k be the last node with c_k > 0. The new delta is 0 from l_k on. From l_{k-1} to
-    l_k the chord to 0 replaces the chord to c_k, and is lower. The new mass of node k is c_{k-1}/(1 - e^-h), where h is
-    the step.
+    A negative last mass makes c negative for large eps. Let l_k be the loss of node k, and c_k the value of c at
+    eps = l_k. Let k be the last node with c_k > 0. The new delta is 0 for eps >= l_k. Between l_{k-1} and l_k both c
+    and the new delta are linear in e^eps. There c goes from c_{k-1} to c_k, and the new delta from c_{k-1} to 0. So the
+    new delta is lower. The new mass of node k is c_{k-1}/(1 - e^-h), where h is the step.
     """
     some = np.flatnonzero(mass)
     if some.size == 0 or mass[some[-1]] > 0.0:
@@ -436,7 +436,7 @@ def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
         size += abs(mass[k + 1])
         here = total - discounted
         slack = 64.0 * ROUNDOFF * (some[-1] - k + 2.0) * (size + abs(mass[k]))
-        if here > slack:  # c_k > 0 despite rounding, so the new chord is lower
+        if here > slack:  # c_k > 0 despite rounding, so the new delta is lower
             before = (total + mass[k]) - back * (discounted + mass[k])
             whole = -np.expm1(-step)
             mass[k + 1 :] = 0.0

@@ -64,7 +64,7 @@ class Tilted(NamedTuple):
     posterior: Array  # (X,) q e^y / mix, the derivative of log mix in y
     weight: Array  # (X,) tilted masses of the nodes, which sum to one
     log_m: Array  # log M(c)
-    power: Array  # the real exponent a of mix: c + 1 for remove, -c for add
+    power: Array  # exponent a of mix in the tilted density mix^a e^{-u^2/2}: c + 1 for remove, -c for add
 
 
 def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
@@ -72,8 +72,8 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
     # log1p(q expm1(y)) is off by a few roundoffs, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels
-    # (`low`). In both cases the logarithm of the sum of the two positive terms 1 - q and q e^y is used. For a `high` y
-    # that is y + log(q + (1 - q) e^-y). This sum would cancel for q e^y < 1, so such a y does not count as `high`.
+    # (`low`). For a `low` y, log((1 - q) + q e^y) is used. For a `high` y, y + log(q + (1 - q) e^-y) is used. The
+    # two terms of this sum cancel if q e^y < 1, so such a y does not count as `high`.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
@@ -94,8 +94,8 @@ def quadrature_range(sigma: Array, q: Array, sign: Array, c: Array) -> tuple[Arr
     a = c + 1.0
     grown = a * (a - 1.0) / (2.0 * sigma**2)
     below = a * xp.log(q) + grown
-    # For remove mix^a <= 1 - q + q e^{ay}. So two Gaussians bound the integrand. The second one has the mass q e^grown.
-    # max(1, e^below) is a lower bound of M(c). `second` is the log of the ratio of this mass to this lower bound.
+    # For remove, mix^a <= 1 - q + q e^{ay}. So the integrand of M(c) is at most the sum of two Gaussians. The second
+    # has the mass q e^grown. M(c) is at least max(1, e^below). `second` is log(q e^grown/max(1, e^below)).
     second = xp.where(below > 0.0, -c * xp.log(q), xp.log(q) + grown)
     below = xp.maximum(0.0, below)
     first_reach = xp.sqrt(2.0 * xp.maximum(TAIL_NATS - below, 0.0))
@@ -138,7 +138,7 @@ def tilted_gaussian(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -
 
 
 def lifted(law: LossLaw) -> LossLaw:
-    """Return the law with one more batch axis, the last, of size 1. So each law broadcasts with several abscissae."""
+    """Return the law with a new last batch axis of size 1. Along this axis, several abscissae c can be evaluated."""
     xp = namespace(law.sign)
     return LossLaw(*(xp.expand_dims(x, -1 - own) for x, own in zip(law, OWN_AXES, strict=True)))
 
@@ -168,7 +168,7 @@ def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
 
 
 def finite_weights(loss: Array, mass: Array, c: Array) -> tuple[Array, Array]:
-    """Weigh the A atoms by `mass e^{c loss}`. Return log w, for the largest weight w, and the weights, (A,), over w."""
+    """Return (log w, v/w), where v = `mass e^{c loss}`, (A,), are the weights of atoms, and w is the largest weight."""
     xp = namespace(loss, mass, c)
     log_mass = xp.log(xp.where(mass > 0, mass, 1.0))
     exponent = xp.where(mass > 0, c[..., None] * loss + log_mass, -xp.inf)
@@ -232,7 +232,7 @@ def saddle_point(
     xp = namespace(target)
     if quantity == "log_delta":  # no saddle point has a delta near 1, so a target near 1 is lowered
         target = xp.minimum(target, -0.02)
-    # At c = 1e-3 the tilt hardly changes the mean and variance of the loss. So the first guess uses both from there.
+    # Without `start`, the first evaluation is at c = 1e-3. This tilt hardly changes the mean and variance of the loss.
     begin = xp.log(1e-3) * xp.ones_like(target) if start is None else xp.log(start)
 
     def going(carry: tuple[Array, ...]) -> Array:

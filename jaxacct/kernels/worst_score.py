@@ -1,16 +1,16 @@
 """The worst score for "run K times, keep the best": an upper bound of its leak, and an order that leaks almost as much.
 
-The leak is delta(eps) for the worst score. Let `T(u)` be the concave trade-off curve of the base, the largest P-mass of
-a set of Q-mass u. Let `L` be the slope of T, and `phi` the generating function of K. For `E = e^eps >= 1` the leak is
-at most
+The leak is delta(eps) for the worst score. `T(u)`, the concave trade-off curve of the base mechanism, is the largest
+P-mass of a set of Q-mass u. Let `L` be the slope of T, and `phi` the generating function of K. For `E = e^eps >= 1`
+the leak is at most
 
     U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
 
 Rows are intervals of u, and columns are intervals of w. A row is served at w if the integrand at this w is used for the
 whole row, in place of the maximum over w. A row is active if its integrand is positive. A coarse evaluation with few
-rows and columns (`Sketch`) finds E, the active rows, and the w at which the maxima lie. These decide which tangents of
-T are kept. Any tangents of T give a bound, since they form a polygon above T. jaxacct/selection/README.md has the
-theorem and the proofs.
+rows and columns (`Sketch`) finds E, the active rows, and the w at which the maxima lie. This result decides which
+tangents of T are kept. Any choice of tangents gives an upper bound, since the tangents form a polygon above T.
+jaxacct/selection/README.md has the theorem and the proofs.
 
 On a mesh of rows and columns the upper bound is a maximum of functions linear in E ("lines"). Arrays have the cells of
 w on the first axis, and the groups of rows on the last. These kernels take one configuration, without batch axes, since
@@ -89,7 +89,7 @@ class Inner(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Coarse rows and columns. A row that is served at the end of a column adds gain - e^eps cost to the leak."""
+    """Coarse rows and columns. With the integrand at the end of a column, a row adds gain - e^eps cost to the leak."""
 
     gain: Array  # (A, B) for A rows and B columns
     cost: Array  # (A, B)
@@ -143,9 +143,9 @@ def middles(ends: Array) -> Array:
 def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
     """Return the sketch of a polygon with N + 1 knots (q, p). The first `above` of its cells have slopes above one.
 
-    All rows have the same length. The length of a row is the sum of its shares of three totals: of the number of cells,
-    of the growth of log phi', and of the growth of log p. All columns have the same length as well. The length of a
-    column is the sum of its shares of the first two totals.
+    A row has three shares: of all cells, of the total growth of log phi', and of the total growth of log p. The rows
+    are chosen so that the sum of the three shares is about the same for all rows. The columns are chosen so that the
+    sum of the first two shares is about the same for all columns.
     """
     xp, cells = namespace(q), q.size - 1
     log = lambda x, least: xp.log(xp.maximum(x, least))
@@ -201,8 +201,8 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     total = xp.sum(best) + 1e-300
     size = xp.arange(best.size)
     # The active rows end one row after the last row whose best value is over 3e-5 of the leak. `error` is a row's best
-    # value plus an estimate of what chords add to it. The curve's log slope falls by `fall` to the next row, and phi'
-    # falls by the share `change`. Over a group of rows both changes are `lines` times as large.
+    # value plus an estimate of how much the mesh overstates the row. From a row to the next one, the curve's log slope
+    # falls by `fall`, and phi' falls by the share `change`. Over a group of rows both falls are `lines` times as large.
     last = xp.max(xp.where(best > 3e-5 * total, size, 0))
     end = xp.minimum(last + 2, best.size)
     at = xp.argmax(value[xp.minimum(size, last)], axis=1)
@@ -216,9 +216,9 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     rows = (error / total) ** (1.0 / 3.0)
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0))
     rows = xp.maximum(rows, xp.where(size > 0, xp.roll(rows, 1), 0.0)) + 0.02 * xp.max(rows) + 1e-6
-    # A column over which log gain grows by g overstates the gain by a share of g^2/8. This excess should stay below
-    # `ahead`, the distance from the column's value to the row's best value, plus two allowances. One is 1e-4 of the
-    # leak. The other is 0.3 of the best value: so near to it, the finer columns of a window replace the shared columns.
+    # Where log gain grows by g over a column, the column overstates the gain by a share of g^2/8. This excess should
+    # stay below `ahead`: the row's best value minus the column's value, plus 1e-4 of the leak, plus 0.3 of the best
+    # value. The 0.3 is allowed since near the best value the finer columns of a window replace the shared columns.
     ahead = best[:, None] - value + (0.3 * best + 1e-4 * total)[:, None]
     share = xp.where(found.gain > 0.0, found.gain / ahead, 0.0)
     columns = xp.max(found.growth * xp.sqrt(share), axis=0)
@@ -256,10 +256,10 @@ OUTWARD = 1e-12
 
 
 class Order(NamedTuple):
-    """An order of scores for an inner polygon, in R rows. The row from Q-mass q_k to q_{k+1} is served at w = w_k.
+    """An order of scores for an inner polygon, in R rows. Row k lies between the Q-masses q_k and q_{k+1}.
 
-    That is, the row takes the value of the integrand at w_k in place of the maximum over w. The active
-    rows are those before the first one whose value is not positive. All later rows add nothing to the leak.
+    Row k is served at w = w_k: the integrand at w_k replaces the maximum over w. The active rows are all rows before
+    the first row whose value is not positive. All later rows add nothing to the leak.
     """
 
     row_q: Array  # (R + 1,) Q-masses at the ends of the rows

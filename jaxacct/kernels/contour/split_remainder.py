@@ -222,10 +222,10 @@ def bounds(
 
 
 def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> Array:
-    """Bound from above `E_P[(1 - w2) e^{-(c+1) L}] = E_Q[(1 - w2) mix^{-c}]`; the far tail's weight is 1 - w2."""
+    """Return an upper bound of `E_Q[(1 - w2) mix^{-c}]`. The share 1 - w2 of an outcome belongs to the far tail."""
     xp = namespace(sigma, high, c)
     blur = high_blur(sigma)
-    start, end = high - 25.0 * blur, high + 40.0 * blur  # outcomes u < `start` have 1 - w2 < e^-312
+    start, end = high - 25.0 * blur, high + 40.0 * blur  # the range of u that is cut into `points` cells
     step = (end - start) / points
     left = start[..., None] + step[..., None] * xp.arange(points)
     window = (high[..., None] - left - step[..., None]) / blur[..., None]
@@ -236,13 +236,13 @@ def _far_moment(sigma: Array, q: Array, high: Array, c: Array, points: int) -> A
     in_y = 4.0 * xp.abs(left) / sigma[..., None] + edge[..., None]
     rounding = ROUNDOFF * (2.0 * gaussian_errors.LOG_MIX_UNITS * xp.abs(loss) + posterior * in_y)
     cells = xp.exp((window - 0.5 * nearest**2) - c[..., None] * (loss - rounding))
-    below = xp.exp(-312.0 - c * log1p(-q))  # bounds the moment's part u < `start`, where mix >= 1 - q
+    below = xp.exp(-312.0 - c * log1p(-q))  # bounds the part u < `start`, where 1 - w2 < e^-312 and mix >= 1 - q
     last = xp.exp(-c * log_mix(sigma, q, end)[0] - 0.5 * xp.maximum(end, 0.0) ** 2)
     return xp.sum(cells, axis=-1) * step / xp.sqrt(2.0 * xp.pi) * 1.0000001 + below + last
 
 
 def far(masses: FarMasses, epsilon: Array) -> tuple[Array, Array]:
-    """Return a lower bound of the part of delta where a step is in the far tail, and the bound's derivative in eps."""
+    """Return (lower bound of the part of delta where at least one step is in the far tail, its derivative in eps)."""
     xp = namespace(masses.p, epsilon)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * masses.q
     linear = masses.p * (1.0 - FAR_ROUNDING) - scaled * (1.0 + FAR_ROUNDING)
@@ -257,7 +257,7 @@ def far_above(bounds: Remainder, epsilon: Array) -> Array:
     least = xp.min(bounds.excess_log + bounds.excess_at * epsilon[..., None], axis=-1)
     scaled = xp.exp(xp.minimum(epsilon, LARGEST_EXPONENT)) * bounds.far.q
     linear = bounds.far.p * (1.0 + FAR_ROUNDING) - scaled * (1.0 - FAR_ROUNDING)
-    # The contour integrates a law that ends at its last node. The last term bounds the mass lost beyond this node.
+    # The contour's integral ends at the last node of its grid. The term 1e-60 far.p bounds the mass beyond this node.
     above = xp.maximum(linear, 0.0) + OUTWARD * xp.exp(xp.minimum(least, 0.0)) + 1e-60 * bounds.far.p
     return xp.minimum(above, bounds.far.p * (1.0 + FAR_ROUNDING))
 
