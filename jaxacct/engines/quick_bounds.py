@@ -148,7 +148,7 @@ def _sampled(
 
 
 def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of log P(S) and log Q(S) (README.md). S is the event that a step has its largest Laplace loss."""
+    """Return (lower bound of log P(S), upper bound of log Q(S)). S: one given step has its largest Laplace loss."""
     near, far = np.full_like(edge, -math.log(2.0)), -math.log(2.0) - edge
     mixed = log_mixture(np.where(removing, edge, -edge), q) + np.where(removing, far, near)
     log_p, log_q = np.where(removing, mixed, near), np.where(removing, far, mixed)
@@ -158,7 +158,7 @@ def _laplace(edge: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarra
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, n: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of log P(S | finite loss) and log Q(S). S is the event that a step has its largest finite loss."""
+    """Return bounds of log P(S | finite loss) and log Q(S). S: one given step has its largest finite loss."""
     top = np.argmax(np.where(mass > 0.0, loss, -np.inf), axis=1)[:, None]
     loss, atom = np.take_along_axis(loss, top, 1), np.take_along_axis(mass, top, 1)
     log_p = np.log(atom) - np.log(np.sum(mass, axis=1, keepdims=True))
