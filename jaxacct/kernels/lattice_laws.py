@@ -176,7 +176,7 @@ def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: in
 
 
 def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, upper: Array) -> Cells:
-    """Return the cells of a Gaussian between N ascending outputs (engines/README.md, "Gaussian cells").
+    """Return the cells of a Gaussian between N ascending outputs (engines/README.md, on Gaussian cells).
 
     u : (N,) outputs in units of sigma. The first may be -inf.
     last : index of the last node in use. Cells from there on are empty.

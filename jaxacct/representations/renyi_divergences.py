@@ -348,7 +348,7 @@ def _each_direction(mechanism: Mechanism, relation: str, least_order: float = 1.
     """Return the components of a relation's directions; "remove" alone where its divergences are the larger ones."""
     first, *rest = directions(mechanism, relation)
     parts = components(mechanism, relation, first)
-    if first == "remove" and least_order >= 0.5 and not np.any(parts.finite_n):  # README.md, "Directions"
+    if first == "remove" and least_order >= 0.5 and not np.any(parts.finite_n):  # README.md, on directions
         return [parts]
     return [parts, *(components(mechanism, relation, d) for d in rest)]
 
