@@ -330,6 +330,14 @@ def test_columns_that_differ_in_several_epochs_are_exact():
     assert found.lower - 1e-11 <= exact <= found.upper + 1e-11 and found.upper - found.lower < 1e-6 * exact
 
 
+@pytest.mark.slow
+def test_paths_without_a_bound_give_way_to_others():
+    """At these points of the line the path with the least estimate has no bound, on any lattice."""
+    run = ja.MatrixMechanism(Banded(2, 105), 6.2, BallsInBins(35))
+    found = ja.epsilon(run, 3.265e-7, relation="remove_one")
+    assert found.ok and 0.27 < found.upper < 0.28
+
+
 def test_no_event_says_so_in_the_words_of_the_user():
     run = ja.MatrixMechanism(Banded(2, 8), 1.0, BallsInBins(4))
     assert "MatrixMechanism with BallsInBins" in refusal(lambda: ja.interop.to_dp_event(run))

@@ -435,19 +435,26 @@ def pieces(
         chosen = np.argmin(work + price * share, axis=0)
         if np.sum(share[chosen, np.arange(groups.size)]) <= 1.0:
             break
-    for number, (each, lattice, guesses) in enumerate(zip(errors, lattices, guess.swapaxes(0, 1), strict=True)):
+    route, owner, log_error = np.zeros(groups.size, int), np.full(groups.size, -1), np.full(groups.size, np.inf)
+    for number, (each, guesses) in enumerate(zip(errors, guess.swapaxes(0, 1), strict=True)):
         here = np.flatnonzero(left & (chosen <= number))
         if here.size == 0:
             continue
         best = np.argmin(guesses[:, here], axis=0)
         path = Path(*(np.array(every)[best, here] for every in zip(*tried, strict=True)))
         logs = each.log_error(decay, Wedge(*(every[here] for every in wedge)), path)[0]
-        # a wedge whose bound is much worse than its estimate is left to the next lattice
-        keep = (logs <= guesses[best, here] + 1.0) | (each is errors[-1])
-        left[here[keep]] = False
-        at = np.concatenate([np.arange(0), *(np.arange(groups[i], groups[i] + many[i]) for i in here[keep])])
-        spread = lambda values, keep=keep, many=many[here[keep]]: np.repeat(values[keep], many)
-        yield Piece(at, lattice, Path(*map(spread, path)), spread(logs))
+        # a wedge whose bound is much worse than its estimate tries the next lattice, and keeps its least bound
+        left[here] = ~(logs <= guesses[best, here] + 1.0)
+        lost = np.isinf(logs)  # a path without a bound is not tried again
+        guess[best[lost], :, here[lost]] = np.inf
+        less = logs < log_error[here]
+        some = here[less]
+        route[some], owner[some], log_error[some] = best[less], number, logs[less]
+    for number in np.unique(owner[owner >= 0]).tolist():
+        here = np.flatnonzero(owner == number)
+        path = Path(*(np.repeat(np.array(every)[route[here], here], many[here]) for every in zip(*tried, strict=True)))
+        at = np.concatenate([np.arange(groups[i], groups[i] + many[i]) for i in here])
+        yield Piece(at, lattices[number], path, np.repeat(log_error[here], many[here]))
 
 
 def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
