@@ -14,6 +14,7 @@ from scipy.stats import norm
 import jaxacct as ja
 from jaxacct.engines.loss_moments import log_moments
 from jaxacct.mechanisms import Components, components
+from jaxacct.representations import mechanism_profile
 from jaxacct.representations.profile_conversions import conjugate
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
@@ -514,3 +515,12 @@ def test_divergences_beyond_float64_are_infinite():
     for mechanism in (ja.Gaussian(5e-324), ja.Laplace(5e-324)):
         for found in (renyi_divergence(mechanism, 2.0), zero_concentrated(mechanism)):
             assert found.lower >= 0.0 and found.upper == np.inf
+
+
+def test_rates_with_a_closed_form_ask_no_lattice(monkeypatch):
+    asked, by_slopes = [], mechanism_profile._tradeoff_by_slopes
+    monkeypatch.setattr(
+        mechanism_profile, "_tradeoff_by_slopes", lambda one, *given: asked.append(one.engine) or by_slopes(one, *given)
+    )
+    run = ja.dp_sgd(noise_multiplier=0.38148, sampling_probability=0.0043072, steps=1)
+    assert ja.profile(run, "add_one").true_positive_rate(0.173).ok and "lattice" not in asked
