@@ -266,7 +266,7 @@ class BandedInverse(ToeplitzStrategy):
 
     @property
     def entry_error(self) -> float:
-        # The recursion leaves a residual r of C^-1 c, with c the column. So the error of c is the convolution c * r.
+        # The recursion solves C^-1 c = e_1 up to a residual r. So the error of the column c is the convolution c * r.
         # The product below bounds each entry of this convolution.
         size, taps = np.abs(self.column), np.abs(self.inverse)
         return float(8.0 * (taps.size + 2) * ROUNDOFF * taps.sum() * size.max() * size.sum())
@@ -276,7 +276,7 @@ class BandedInverse(ToeplitzStrategy):
 
 
 def _check_bands(strategy: Banded | ColumnNormalised) -> None:
-    """Refuse more bands than an epoch has steps: columns of C for two steps of one record would then overlap."""
+    """Refuse more bands than an epoch has steps. Otherwise columns of C for two steps of one record would overlap."""
     store_whole(strategy, "bands")
     if strategy.bands * strategy.epochs > strategy.steps:
         raise InputError(
@@ -307,15 +307,15 @@ def require_range(name: str, values: np.ndarray) -> None:
 class ColumnNormalised(Strategy):
     """The banded matrix with columns of norm 1 whose prefix sums have the least mean squared error.
 
-    The end of the matrix cuts off the last columns. Their norm is below 1 in ``Banded``, and 1 in this matrix. So the
-    error of this matrix is some 2 to 5 % below the error of ``Banded`` (README.md, "Error").
+    In ``Banded`` the end of the matrix cuts off the last columns, so their norm is below 1. In this matrix every column
+    has norm 1. Its error is some 2 to 5 % below the error of ``Banded`` (README.md, "Error").
 
     Parameters
     ----------
     bands : int
         p, the number of non-zero diagonals of C.
     steps, epochs : int
-        n, the size of the matrix; the number of fixed epochs, a divisor of n with n/epochs >= p.
+        `steps` is n, the size of the matrix.  `epochs`, the number of fixed epochs, divides n, and n/epochs >= p.
     diagonals : array of shape (bands, steps), optional
         Row l, column i has the entry C[i + l, i]. If `diagonals` is missing, the matrix is searched for.
 
@@ -379,9 +379,9 @@ class PrefixSum(Strategy):
     Parameters
     ----------
     steps, epochs : int
-        n, the number of leaves; the number of fixed epochs for which errors are stated, a divisor of n.
+        `steps` is n, the number of leaves.  `epochs`, a divisor of n, is the number of fixed epochs of `error`.
     restarts : int
-        The number of blocks, a divisor of n. Each block has its own trees. One block per epoch: ``restarts = epochs``.
+        The number of blocks, a divisor of n. Each block has its own trees. ``restarts = epochs``: one block per epoch.
 
     References
     ----------
@@ -395,7 +395,7 @@ class PrefixSum(Strategy):
     steps: int = 0
     epochs: int = 1
     restarts: int = 1
-    rounding: ClassVar = 0.0  # type: ignore[misc]  # C has entries 0 and 1: C^T C is exact
+    rounding: ClassVar = 0.0  # type: ignore[misc]  # the entries of C are 0 or 1, so C^T C is computed exactly
 
     def _settle(self) -> None:
         store_whole(self, "restarts")
@@ -403,8 +403,8 @@ class PrefixSum(Strategy):
             raise InputError(f"restarts = {self.restarts} must divide steps = {self.steps}; use blocks of one length")
 
     def taps(self, step: int) -> Taps:
-        # Buffer k holds the noise of the last node of 2^k steps.  At step t of a block (t >= 1) the prefix sum gets a
-        # new node in place of the smaller ones.  The level of the new node is the place of the last 1 bit of t.
+        # Buffer k holds the noise of the latest node of 2^k steps.  At step t = 1, 2, ... of a block, one new node
+        # replaces the smaller nodes of the prefix sum.  It is a node of 2^l steps, for t with l trailing 0 bits.
         count = step % self.block + 1
         levels, level = np.arange(self.overlap.bit_length()), (count & -count).bit_length() - 1
         below, now = (levels < level).astype(float), (levels == level).astype(float)
@@ -423,7 +423,7 @@ class PrefixSum(Strategy):
 
     @property
     def overlap(self) -> int:
-        return 1 << (self.block.bit_length() - 1)  # leaves of the largest node; steps so far apart share no node
+        return 1 << (self.block.bit_length() - 1)  # leaves of the largest node: steps that far apart share no node
 
     def lags(self, count: int) -> np.ndarray:
         leaf = np.arange(self.steps) % self.block

@@ -100,7 +100,7 @@ def banded_errors(diagonals: Any) -> Any:
     row = jnp.stack([jnp.pad(diagonals[lag, : steps - lag], (lag, 0)) for lag in range(bands)], 1)
 
     def step(covariance: Any, entries: Any) -> tuple[Any, Any]:
-        # the covariance of the last bands - 1 noises, the latest first, and of the sum of all noises, which comes last
+        # `covariance` belongs to the last bands - 1 noises, the latest first, followed by the sum of all noises
         noise = jnp.append(-entries[1:], 0.0) / entries[0]
         total = noise.at[-1].add(1.0)
         move = jnp.concatenate([noise[None], jnp.eye(bands)])[: bands - 1]
@@ -118,7 +118,7 @@ def _square_root(count: int) -> np.ndarray:
 
 
 def reciprocal(column: Sequence[float] | np.ndarray, steps: int) -> np.ndarray:
-    """Return the first column, (n,), of the inverse of the lower triangular Toeplitz matrix with this first column."""
+    """Return the first column of T^-1, (n,), for the lower triangular Toeplitz matrix T of first column `column`."""
     from scipy.linalg import blas  # slow to import
 
     column = np.asarray(column, np.float64)[:steps]
@@ -132,16 +132,16 @@ def buffered_column(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.nd
 
 
 def buffered_inverse(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.ndarray:
-    """Return the first column of C^-1, (n,), for a buffered C. Then C^-1 is buffered, too (README.md, "Error")."""
+    """Return the first column of C^-1, (n,), for a buffered C, whose inverse is buffered, too (README.md, "Error")."""
     root = np.sqrt(scales)
     decays, vectors = np.linalg.eigh(np.diag(decays) - np.outer(root, root))
     return buffered_column(-np.square(root @ vectors), decays, steps)
 
 
 def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return the log error and its gradients, first in `column`, then in `inverse`.
+    """Return the log of the error, its gradient in `column`, and its gradient in `inverse`.
 
-    Here error is the sum of the variances of the prefix sums times the squared sensitivity of |C|.
+    The error is the product of two numbers: the sum of the prefix sums' variances, and the squared sensitivity of |C|.
     """
     steps = max(column.size, inverse.size)
     column, inverse = (np.pad(each, (0, steps - each.size)) for each in (column, inverse))
@@ -154,8 +154,8 @@ def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[fl
 
 
 def _through(inverse: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """For a Toeplitz matrix T, turn `slope`, a gradient in the first column of T^-1, into one in that of T."""
-    # d inverse_j / d column_k = -(inverse * inverse)_(j - k), a convolution: correlate `slope` twice with `inverse`
+    """Return a loss's gradient in column 0 of a Toeplitz matrix T, from `slope`, its gradient in column 0 of T^-1."""
+    # d inverse_j / d column_k = -(inverse * inverse)_(j - k), * for convolution: correlate `slope` twice with `inverse`
     size = inverse.size
     reflected = np.conj(np.fft.rfft(inverse, 2 * size))
     for _ in range(2):

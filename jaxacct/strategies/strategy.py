@@ -35,7 +35,7 @@ class SingleParticipation:
 
 
 class _Counted:
-    """Base of the ways of taking part. All fields must be whole numbers, except a sampling probability."""
+    """Base class of participations. It checks that the fields are whole numbers, except a sampling probability."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -144,7 +144,7 @@ Participation = SingleParticipation | FixedEpochs | MinSeparation | CyclicPoisso
 
 
 def store_whole(record: Any, name: str) -> None:
-    """Check that a field of a frozen record is a whole number from 1 on, and store it as an int."""
+    """Check that a field of a frozen dataclass is a whole number >= 1, and store it as an int."""
     object.__setattr__(record, name, check_int(name, getattr(record, name), 1, "use a whole number"))
 
 
@@ -179,7 +179,7 @@ class Strategy(ABC):
 
     steps: int
     epochs: int
-    _given: tuple[str, ...] = ()  # the optional numbers of the matrix that were not searched for
+    _given: tuple[str, ...] = ()  # names of the fields, such as `coefficients`, that were given and not searched for
 
     def __post_init__(self) -> None:
         """Check the fields. With `steps` = 0 there is no matrix yet; a `Plan` later calls `for_steps` to make one."""
@@ -193,7 +193,7 @@ class Strategy(ABC):
         self._settle()
 
     def __repr__(self) -> str:
-        """Return the call that makes the strategy, without the numbers that it searches for; long ones are cut."""
+        """Return the text of the call that makes the strategy. It omits searched-for numbers and cuts long values."""
         shown = [one.name for one in fields(cast(Any, self)) if one.repr or one.name in self._given]
         texts = [f"{name}={getattr(self, name)!r}" for name in shown]
         cut = [text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..." for text in texts]
@@ -219,11 +219,11 @@ class Strategy(ABC):
     @property
     @abstractmethod
     def overlap(self) -> int:
-        """A number of steps: columns i and j of C are orthogonal if ``|i - j| >= overlap``."""
+        """A distance in steps: columns i and j of C are orthogonal if ``|i - j| >= overlap``."""
 
     @property
     def entry_error(self) -> float:
-        """Upper bound of the rounding error of each entry of C. It is 0 if the entries are fields and not computed."""
+        """Upper bound of the rounding error of each entry of C. It is 0 if no entry is computed from other numbers."""
         return 0.0
 
     @abstractmethod
@@ -276,7 +276,7 @@ class Strategy(ABC):
         if not self.steps:
             raise InputError("steps is missing; give the number of steps of the run")
         least, most = self._square(*self._apart(participation or FixedEpochs(self.epochs)))
-        # at most n columns of a pattern are each wrong by a norm of at most entry_error sqrt(n), in all by `spread`
+        # each of at most n columns of a pattern has an error of norm <= entry_error sqrt(n); `spread` bounds their sum
         spread = self.entry_error * self.steps**1.5
         lower, upper = max(np.sqrt(max(least, 0.0)) - spread, 0.0), np.sqrt(most) + spread
         lower, upper = lower * (1.0 - 2.0 * ROUNDOFF), upper * (1.0 + 2.0 * ROUNDOFF)
@@ -284,7 +284,7 @@ class Strategy(ABC):
         return Bounds(lower, 0.5 * (lower + upper), upper, "certified", status)
 
     def _apart(self, participation: Participation) -> tuple[int, int, bool]:
-        """Return the least gap between steps of a record, the largest number of steps, and if all gaps are equal."""
+        """Return a record's least gap between steps, its largest number of steps, and whether all gaps are equal."""
         match participation:
             case SingleParticipation():
                 return self.steps, 1, True
@@ -345,7 +345,7 @@ class Taps(NamedTuple):
 
 def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
     """Return the weights of a step. Its m buffers hold the last m noises w if `of_sum`, else fresh noises z."""
-    # even without past weights there is one buffer, since no buffers at all would mean a strategy of independent noise
+    # if `past` is empty, add a weight of 0: a strategy without buffers would be taken for independent noise
     past = np.pad(past, (0, int(not past.size)))
     count = past.size
     turned, now = np.zeros((2, count))
@@ -358,13 +358,13 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, float]:
     """Bound the squared sensitivity over patterns of at most `most` steps that are at least `separation` apart.
 
-    The bounds do not allow for the rounding of the sums.
+    The bounds do not include the rounding errors of the sums.
     """
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
     single = [int(np.argmax(lags[0]))]
     lower = max(of_all(lags, np.array(each)[:, None])[0] for each in (pattern, single))
-    if lower < upper * (1.0 - 1e-13):  # otherwise `pattern` is the worst one, up to rounding
+    if lower < upper * (1.0 - 1e-13):  # otherwise the two bounds agree up to rounding
         found = list(itertools.islice(_longest((), weights.size, separation, most), MOST_PATTERNS + 1))
         if len(found) <= MOST_PATTERNS:
             return of_all(lags, np.array([*itertools.zip_longest(*found, fillvalue=-1)]))
@@ -372,10 +372,10 @@ def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, fl
 
 
 def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
-    """Bound the largest squared sensitivity over patterns. Each column of `patterns` lists steps, then -1s.
+    """Bound the largest squared sensitivity over patterns. A column of `patterns` lists one pattern's steps, then -1s.
 
-    The lower bound is reached by the contributions e_1 or -e_1, with the sign chosen step by step. The bounds do not
-    allow for the rounding of the sums.
+    A record that contributes the unit vector e_1 or -e_1 to each of its steps attains the lower bound. The signs are
+    chosen step by step. The bounds do not include the rounding errors of the sums.
     """
     signs = np.ones(patterns.shape)
     lower, upper = np.zeros((2, patterns.shape[1]))
@@ -400,15 +400,15 @@ def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> 
     if not later or len(begun) == most:
         yield begun
         return
-    # if `most` is no limit, skip gaps of 2 * separation or more: a pattern with such a gap has room for a step
+    # If `most` limits no pattern, a gap of 2 * separation or more has room for one more step. So skip such gaps.
     for step in later[:separation] if most * separation >= steps else later:
         yield from _longest((*begun, step), steps, separation, most)
 
 
 def _weights(lags: np.ndarray, separation: int, most: int) -> np.ndarray:
-    """Return for each step i, (n,), the largest |G_ii| + 2 sum_j |G_ij| over the patterns that contain i.
+    """Return for each step i the largest value of |G_ii| + 2 sum_j |G_ij| over the patterns that contain i, (n,).
 
-    Here G = C^T C, and j are the steps of the pattern after i.
+    Here G = C^T C, and the sum is over the steps j > i of the pattern.
     """
     magnitude = np.abs(lags)
     last = deque(_sums(magnitude[separation:], separation, most - 1), 1)
@@ -416,7 +416,7 @@ def _weights(lags: np.ndarray, separation: int, most: int) -> np.ndarray:
 
 
 def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, list[int]]:
-    """Return the largest sum of the weights of at most `most` steps, and the steps. All gaps are >= `separation`."""
+    """Return the largest sum of weights of at most `most` steps with gaps >= `separation`, and these steps."""
     sums = [*_sums(weights, separation, most)][::-1]
     pattern, step, layer = list[int](), 0, sums[0].size - 1
     free = layer < most
@@ -431,10 +431,10 @@ def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, l
 
 
 def _sums(rows: np.ndarray, separation: int, most: int) -> Iterator[np.ndarray]:
-    """For each row r, from the last to the first, yield the largest elementwise sums of some of the rows r, r + 1, ...
+    """For each r, from the last row to the first, yield the elementwise largest sums of rows chosen from r, r + 1, ...
 
-    The rows of a sum lie at least `separation` apart. Layer m of the yielded array has the largest sum of at most m
-    rows. If `most` is no limit, there are only layers 0 and 1, and layer 1 has the largest sum of any number of rows.
+    The chosen rows lie at least `separation` apart. Layer m of the yielded array has the largest sum of at most m rows.
+    If `most` limits no choice, there are only layers 0 and 1, and layer 1 has the largest sum of any number of rows.
     """
     free = most * separation >= len(rows)
     later = deque([np.zeros(((1 if free else most) + 1, *rows.shape[1:]))] * separation, separation)

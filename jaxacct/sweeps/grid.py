@@ -155,7 +155,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
         shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})
         meshed = [np.broadcast_to(axis, shape) for axis in axes.values()]
     columns = {field: np.array(axis).ravel() for field, axis in zip(axes, meshed, strict=True)}
-    prefix = "" if solved in ("epsilon", "delta") else "target_"  # calibrations call them target_epsilon, target_delta
+    prefix = "" if solved in ("epsilon", "delta") else "target_"  # in a calibration, epsilon is target_epsilon
     words = {f"{p}{word}": f"{prefix}{word}" for word in ("epsilon", "delta") for p in ("", "target_")}
     columns = {words.get(field, field): column for field, column in _derived(columns, solved).items()}
     rows = next(iter(columns.values())).size
@@ -244,7 +244,7 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
 
 
 def _require_law(given: Mapping[str, Any], solved: str) -> None:
-    """Refuse missing or superfluous parameters of a law of K (see `LAWS`), and a law if epsilon is not solved for."""
+    """Refuse missing or extra parameters of `repetitions` (see `LAWS`), and `repetitions` if epsilon is not sought."""
     numbers = [field for field in LAW_NUMBERS if field in given]
     if "repetitions" not in given:
         if numbers:
@@ -262,7 +262,7 @@ def _require_law(given: Mapping[str, Any], solved: str) -> None:
 def _require_rule(given: Mapping[str, Any]) -> None:
     """Refuse a parameter (such as `cap`) that no batch rule of the grid takes, and a rule that lacks a parameter."""
     rules = sorted(set(np.ravel(given["sampling"]))) if "sampling" in given else ["poisson"]
-    for name in OF_RULES[1:]:  # `described` checks the first, slots
+    for name in OF_RULES[1:]:  # without `slots`, the first name, which `described` checks
         if name in given and not any(RULES[rule_name(rule)].knows(name) for rule in rules):
             words = " or ".join(repr(word) for word, rule in RULES.items() if rule.knows(name))
             raise InputError(f"{name} needs sampling = {words}; name the batch rule that is run")
@@ -273,7 +273,7 @@ def _require_rule(given: Mapping[str, Any]) -> None:
 
 
 def _derived(columns: dict[str, np.ndarray], solved: str) -> dict[str, np.ndarray]:
-    """Add the rate, steps and groups that other columns give. What a row's batch rule does not take becomes NaN."""
+    """Compute rates, steps and groups from other columns. A value that the row's batch rule does not take is NaN."""
     own = [name for name in OF_RULES if name in columns]
     if not own and not any(name in columns for name in (*RATES[1:], *LENGTHS[1:])):
         return columns
@@ -308,7 +308,7 @@ SETTLED_BY = {
 
 
 def read_grid(path: str | os.PathLike[str]) -> Grid:
-    r"""Read a grid file and check it; an error is one line that names the place.
+    r"""Read a grid file and check it. An error message is one line that names the place in the file.
 
     A TOML grid is a list of blocks.  A block stands for all combinations of the values of its lists and ranges (the
     last one written varies fastest).  With `zip = true` its lists are broadcast together instead::

@@ -42,7 +42,7 @@ _FRONT_SIZE = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class Header:
-    """Settings that the rows of a sweep depend on, and the slice of the sweep that a file holds."""
+    """First record of a file: the settings that the rows of a sweep depend on, and the slice that the file holds."""
 
     jaxacct: str
     jax: str
@@ -70,7 +70,7 @@ class Header:
 
 
 def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, shard: tuple[int, int]) -> Header:
-    """Return the header of a sweep of `grid` with these settings, versions of jaxacct and JAX, and platform."""
+    """Return the header of a sweep: digest of `grid`, settings, versions of jaxacct and JAX, and platform."""
     digest = hashlib.sha256()
     for words in (grid.name, grid.quantity):
         digest.update("\x1f".join(words).encode() + b"\x1e")
@@ -124,7 +124,7 @@ class Journal:
         files.sync_folder(self.path)
 
     def catch_up(self, head: Header, keep: Callable[[np.ndarray, Table], None]) -> None:
-        """Refuse a journal of another sweep. Pass the rows of every whole record to `keep`; cut off what follows."""
+        """Refuse another sweep's journal. Pass the rows of all whole records to `keep`. Cut the rest off the file."""
         with self.path.open("rb") as file:
             records = _records(file)
             first = next(records, None)
@@ -176,7 +176,7 @@ class Journal:
                 os.fsync(self._file.fileno())
         except files.Unwritable:
             with contextlib.suppress(files.Unwritable):
-                self._cut(end)  # a record cut in half would take room on the disk
+                self._cut(end)  # remove the half-written record, which would take room on the disk
             raise
 
     def _cut(self, end: int) -> None:
@@ -197,7 +197,7 @@ def _lock(file: io.FileIO, path: Path) -> None:
 
 
 def kept_block(out: Path, shard: tuple[int, int]) -> int | None:
-    """Return the block size of the first readable file: this slice's journal or part, then those of other slices."""
+    """Return the block size in the first readable file. Try this slice's journal and part, then those of all slices."""
     number, count = shard
     for i in (number, *range(1, count + 1)):
         for path in (journal_path(out, (i, count)), part_path(out, (i, count))):
@@ -387,10 +387,10 @@ def merge_all(out: Path, head: Header) -> Table | None:
     """Merge and remove the parts of all slices. Return the table, or None while a part of this sweep is missing."""
     count = head.shard[1]
     paths = [part_path(out, (number, count)) for number in range(1, count + 1)]
-    # wait, too, while a part is from an earlier sweep: the process of that slice will replace the part
+    # also return None while a part is from an earlier sweep: the process of its slice will replace that part
     if not all(path.exists() and not head.differs(peek(path), but=("shard",)) for path in paths):
         return None
-    table = merge(paths, out, overwrite=True)  # a sweep that must not replace `out` has stopped at its start
+    table = merge(paths, out, overwrite=True)  # without its `overwrite` the sweep refused an old `out` at its start
     for path in paths:
         path.unlink()
     return table

@@ -161,14 +161,14 @@ def sweep(
         while (whole := merge_all(path, work.head)) is None:  # wait until every process has written its part
             time.sleep(POLL_SECONDS)
         return whole
-    while distributed and part_path(path, work.shard).exists():  # until the first process has merged the parts
+    while distributed and part_path(path, work.shard).exists():  # wait until the first process has merged the parts
         time.sleep(POLL_SECONDS)
     return table
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """The grid and the settings of a sweep, and the blocks of this slice. All rows of a block ask for one quantity."""
+    """A slice of a sweep: the grid, the settings, and the slice's blocks. All rows of a block ask for one quantity."""
 
     grid: Grid
     settings: Settings
@@ -342,7 +342,7 @@ def lay_out(
     block: int | None,
     shard: str | None,
 ) -> Work:
-    """Return the work of a sweep with these arguments; refuse invalid arguments."""
+    """Return the `Work` (grid, settings and blocks) of a sweep with these arguments. Refuse invalid arguments."""
     configurations = _configurations(grid, mode, quantity)
     chosen = settings(configurations, relation, engine, rtol, backend)
     if block is None:

@@ -82,7 +82,7 @@ def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend
 
 
 def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = False) -> Table:
-    """Return the rows of a grid, which ask for one quantity, with answers. `alone`: the whole sweep is one row."""
+    """Return the table of a grid whose rows ask for one quantity. `alone`: whether the whole sweep is a single row."""
     size = len(grid)
     rules = grid.inputs.get("sampling", np.full(size, "", object))
     relations = np.array([chosen.relation_of(rule or "poisson") for rule in rules.tolist()], object)
@@ -97,7 +97,7 @@ def _answer_or_failed(
 ) -> dict[str, Any]:
     """Return the answers. A row whose solution raises an error is marked "failed".
 
-    If all rows raise InputError, raise the first error. But a single row raises only if it is the sweep (`alone`).
+    If all rows raise InputError, raise the first one. A single row raises only if it is the whole sweep (`alone`).
     """
     failures: list[tuple[int, Exception]] = []
     # a failed row gets the trivial bracket of epsilon or delta, which always holds; a failed calibration gets NaN
