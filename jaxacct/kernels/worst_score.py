@@ -264,21 +264,21 @@ class Order(NamedTuple):
 
     row_q: Array  # (R + 1,) Q-masses at the ends of the rows
     row_p: Array  # (R + 1,) P-masses at the ends of the rows
-    served_q: Array  # (R,) w_k, the Q-mass at which row k is served: non-increasing in k, and at least row_q[-1]
+    served_q: Array  # (R,) the w_k of each row k, a Q-mass: non-increasing in k, and at least row_q[-1]
     served_p: Array  # (R,) the P-mass that the curve has at the Q-mass w_k
     active: Array  # (R,) True for the active rows
     places: Array  # (G + 1,) for each end of the G groups of rows, the w at which the rows beside this end leak most
 
 
 def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution: Resolution) -> Order:
-    """Among the orders of scores on the rows of a mesh, return one that leaks nearly most at e^eps = `ratio`."""
+    """Given the rows of a mesh, return an order of scores whose leak at e^eps = `ratio` is nearly the largest."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     row_q, row_p = curve.q[where.rows], curve.p[where.rows]
     size_q, size_p = xp.diff(row_q), xp.diff(row_p)
 
     def value(at: Array, size_q: Array, size_p: Array, u_q: Array, u_p: Array) -> tuple[Array, Array]:
-        """Return (gain - cost, cost) of rows of size (size_q, size_p) near (u_q, u_p), served at the cells `at`."""
+        """Return (gain - cost, cost), for w at the cells `at`, of rows of masses (size_q, size_p) near (u_q, u_p)."""
         cost = xp.where(size_q > 0.0, ratio * size_q * steep(law, curve.q[at] - u_q), 0.0)
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
@@ -326,8 +326,8 @@ def _latest(served: Array) -> Array:
 def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array]:
     """Return (gain, cost) such that the order of scores `found` leaks at least gain - E cost at every E = e^eps.
 
-    phi' is convex. So phi(x + h) - phi(x) is at least h times phi' in the middle, which gives the gain. It is at most
-    h times the mean of phi' at the two ends, which gives the cost.
+    phi' is convex. So phi(x + h) - phi(x) is at least h phi'(x + h/2), which gives the gain. The same difference is at
+    most h times the mean of phi'(x) and phi'(x + h), which gives the cost.
     """
     xp = namespace(curve.q)
     row_q, row_p, served_q, served_p, active, _ = found
@@ -407,14 +407,14 @@ def epsilon(
         i, _, here, best = carry
         known = lines(law, above, mesh(seen, xp.exp(here), resolution), places, resolution)
         upper = _crossing(lambda e: bound(known, xp.exp(e)), lower, xp.exp(log_delta), highest)
-        # If `lower` is above 0, the leak at `lower` is proved to exceed delta. If `upper` is not larger, it contradicts
-        # this proof. It becomes -inf, so that `epsilon` returns (0, inf).
+        # A `lower` above 0 proves that the leak at `lower` exceeds delta. An `upper` <= `lower` contradicts this proof.
+        # Replace this `upper` by -inf, so that `epsilon` returns (0, inf).
         upper = xp.where((upper > lower) | (lower == 0.0) & (upper >= 0.0), upper, -xp.inf)
         return i + 1, here, xp.minimum(upper, highest), xp.minimum(best, upper)
 
     def again(carry: tuple[Array, ...]) -> Array:
         i, before, here, _ = carry
-        # Lines are tight near one eps. After a move of more than .02 new lines are chosen, at most three times in all.
+        # Lines are tight only near the eps they are made for. If eps moves by more than .02, make new ones (up to 3).
         return (i < 3) & (xp.abs(here - before) > 0.02)
 
     first = xp.where(lower > 0.0, lower, start)
@@ -459,8 +459,8 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
     def wide(carry: tuple[Array, ...]) -> Array:
         i, left, at_left, right, at_right = carry
-        # The steps of regula falsi stop at a length of 2e-3, where the chord of the leak is near the leak. The result
-        # is an upper bound wherever the steps stop.
+        # Regula falsi stops when [left, right] is at most 2e-3 long, since the chord of the leak is then close to the
+        # leak. The result is an upper bound however long [left, right] is.
         return (i < 30) & (right - left > 2e-3) & (at_left > delta) & (at_right <= delta)
 
     _, left, at_left, right, at_right = iterate(xp, wide, step, (0, left, at_left, right, at_right))
@@ -485,13 +485,13 @@ class Lines(NamedTuple):
     height: Array  # (S, G) Q-mass of each line's row, the interval of u on which the polygon coincides with the line
     share: Array  # (2, S, G) where each line's row begins and ends, as shares of the Q-mass of the group
     weight: Array  # (2, S, G) the line's slope is weight[0] slope[0] + weight[1] slope[1]
-    own_gain: Array  # (S, G) gain that `_own` finds for w from the line's row to the group's first cell of w
-    own_cost: Array  # (S, G) cost that `_own` finds for the same w
+    own_gain: Array  # (S, G) gain by `_own`, for every w between the line's row and the group's first cell of w
+    own_cost: Array  # (S, G) cost that `_own` returns with this gain
     after: Array  # Q-mass from the end of the last group to the point after which the curve's slope is at most 1
 
 
 def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
-    """Return the points (q, p) where neighbouring lines meet. `index` holds the lines' cells, ascending on axis 0."""
+    """Return the points (q, p) where neighbouring lines meet: the tangents at the cells `index`, sorted on axis 0."""
     xp = namespace(curve.q)
     a, b = index[:-1], index[1:]
     ratio, q, p, _ = curve
@@ -517,10 +517,10 @@ def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
 
 
 def _costs(law: Repetitions, u: Array, w: Array) -> Array:
-    """Return values at the corners of cells, (2, 2, C, G). Interpolated, the values are a lower bound of phi'(w - u).
+    """Return numbers at the corners of cells, (2, 2, C, G). Their linear interpolation is at most phi'(w - u).
 
-    A cell has its ends in u at `u`, (2, G), and its ends in w at `w`, (2, C, G). The values are those of the tangent of
-    phi' in the middle of the cell, or the least phi' of the cell if the tangent falls far below this least phi'.
+    `u`, (2, G), and `w`, (2, C, G), hold the two ends of each cell in u and in w. The numbers lie on the tangent of
+    phi' in the middle of the cell. If the tangent falls far below the least phi' of the cell, they are this least phi'.
     """
     xp = namespace(w)
     first, second = map(xp.asarray, law.slopes(1.0 - xp.clip(0.5 * (w[0] + w[1] - u[0] - u[1]), 0.0, 1.0)))
@@ -535,7 +535,7 @@ def _costs(law: Repetitions, u: Array, w: Array) -> Array:
 
 
 def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution: Resolution) -> Lines:
-    """Compute the `Lines` of a mesh on the outer polygon. `served` is `Order.places`. It places the windows."""
+    """Compute the `Lines` of a mesh on the outer polygon. `served`, the `Order.places`, says where the windows lie."""
     xp = namespace(curve.q)
     groups, each = resolution.groups, resolution.lines
     index, end = where.rows[:-1], where.rows[-1:]
@@ -580,9 +580,9 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     cost = xp.where((size >= first) & (size <= last), xp.inf, _costs(law, u, ends(w_q)[:, :, None]))
     near = xp.stack([ends(steep(law, v_p - p[s : groups + s], 1.0)) for s in (0, 1)])
     both = lambda a, b: xp.concatenate([a, b], axis=2)
-    # If the sketch has NaN, its mesh is not ascending. Then `infinite` makes the bound infinite.
+    # If the sketch has NaN, its mesh is not ascending. In this case `Lines.infinite` is inf, and so is the bound.
     placed = xp.all(xp.diff(shared) >= 0) & xp.all(height >= 0.0) & xp.all(xp.diff(where.rows) >= 0)
-    placed = placed & xp.all(xp.diff(w_q) >= 0.0)  # `before` needs ascending numbers
+    placed = placed & xp.all(xp.diff(w_q) >= 0.0)  # since `before` has searched w_q as an ascending array
     return Lines(
         infinite=xp.where(placed, at_infinity(law, curve.p[0], 1.0), xp.inf),
         slope=xp.stack([slope[0], slope[-1]]),

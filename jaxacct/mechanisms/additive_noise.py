@@ -159,9 +159,9 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return a pair that dominates Laplace noise whose losses are at most `largest` (one number per configuration).
+    """Return a pair that dominates Laplace noise of largest loss `largest`, one number per configuration.
 
-    The pair has losses x at distances d. Except at both ends, the P-mass of x is e^{(x - largest)/2} tanh(d/4).
+    Adjacent losses x of the pair differ by d. Except at both ends, the P-mass of x is e^{(x - largest)/2} tanh(d/4).
     """
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
@@ -307,7 +307,7 @@ def _gaussian_pair(sigma: float, shift: int, grouped: bool) -> FinitePair:
 def _grouped(
     at: np.ndarray, p: np.ndarray, q: np.ndarray, slope: float, sigma: float, shift: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Split each outcome's mass between the two nodes around the outcome. Chords replace the profile (README.md)."""
+    """Return (nodes, p, q): each outcome's mass moves to the two nodes beside it. This raises the profile a little."""
     low, high = -9.0 * sigma, shift + 9.0 * sigma
     # grouping with this number of nodes adds about 1e-5 to epsilon
     ends = (np.linspace(at[0], low, 250), np.linspace(low, high, 3400), np.linspace(high, at[-1], 250))
@@ -412,7 +412,7 @@ def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above, with R = e^smoothness. It is 0 where no loss exceeds eps."""
+    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above, R = e^smoothness > 1. If R = 1, return 0: use `_wider`."""
     from scipy import special
 
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)

@@ -59,7 +59,7 @@ class ConcentratedPart(NamedTuple):
 
 
 class FinitePair(NamedTuple):
-    """Dominating pair (P, Q) with finitely many likelihood ratios (atoms), on the last axis of loss, p and q."""
+    """A dominating pair (P, Q) of finitely many atoms (likelihood ratios), along the last axis of loss, p and q."""
 
     loss: np.ndarray  # log p/q of the atoms
     p: np.ndarray  # P-masses of the atoms
@@ -106,10 +106,10 @@ class Mechanism(ABC):
 
     @abstractmethod
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return the independent parts in one direction, each with the number of its repetitions (a whole float64)."""
+        """Return the mechanism's independent parts in one direction, each with its number of runs (a whole float64)."""
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return the parts for the lower ends of answers. An override returns parts that the mechanism dominates."""
+        """Return the parts that give answers their lower ends. The mechanism must dominate what an override returns."""
         return self.expand(relation, direction)
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
@@ -117,7 +117,7 @@ class Mechanism(ABC):
         return None
 
     def has_bracket(self) -> bool:
-        """Return whether lower ends come from other parts than upper ends: from `expand_below`, not from `expand`."""
+        """Return whether lower ends of answers need parts of their own, those of `expand_below` instead of `expand`."""
         return False
 
     def inside(self) -> list[Mechanism]:
@@ -126,7 +126,7 @@ class Mechanism(ABC):
         return [item for items in values for item in items if isinstance(item, Mechanism)]
 
     def ordinary(self) -> bool:
-        """Return True if the parts of this step suffice, so that the step needs no engine for whole mechanisms."""
+        """Return True if answers for this step come from its parts, False if an engine for whole steps may answer."""
         return False
 
     def symmetric(self) -> bool:
@@ -134,16 +134,16 @@ class Mechanism(ABC):
         return False
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """Return (noise multiplier, factors of the number of runs) of each release; None if one is no Gaussian."""
+        """Return for each release (noise multiplier, factors of the number of runs); None if one is not Gaussian."""
         return None
 
     def of_every_relation(self) -> bool:
-        """Return whether no guarantee that was stated for one relation only is inside."""
+        """Return True unless the mechanism contains a guarantee that was stated for one relation only."""
         inside = self.inside()
         return all(one.of_every_relation() for one in inside) if inside else self.follows_relation
 
     def displaces(self) -> bool:
-        """Return whether an added record may push another one out of a batch. Then zero_out differs from add/remove."""
+        """Return whether adding a record may push another out of a batch. Then zero_out differs from add/remove."""
         return any(mechanism.displaces() for mechanism in self.inside())
 
     def validated(self) -> Self:
@@ -162,8 +162,8 @@ class Mechanism(ABC):
         """Return the kind of an answer from `expand`: "certified" if neighbours attain its pair, else "bound".
 
         The kind of a mechanism made of others is the weakest of their kinds. `composed` says whether the mechanism runs
-        more than once or beside others. This matters if the pair joins several pairs of neighbours, each of which is
-        the worst at some eps. One step attains the joined pair. For a composition the joined pair is only a bound.
+        more than once or beside others. It matters if different neighbours are the worst at different eps: their joined
+        pair is attained by one step, but is only a bound for a composition.
         """
         own = "certified" if self.exact_pair else "bound"
         return weakest([own, *(mechanism.kind_under(relation, composed) for mechanism in self.inside())])
@@ -241,11 +241,11 @@ class Combinator(Mechanism):
 
 
 class EqualToAnother(Mechanism):
-    """Mechanism that leaks as much as another mechanism, which `equivalent` returns with rounded noise."""
+    """A mechanism whose leak equals that of another mechanism, up to the rounding of the noise in `equivalent`."""
 
     @abstractmethod
     def equivalent(self, below: bool = False) -> Mechanism:
-        """Return the equal mechanism, with noise that is rounded up for lower ends (`below`), else rounded down."""
+        """Return the mechanism that leaks as much. Its noise is rounded up for lower ends (`below`), else down."""
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return self.equivalent().expand(relation, direction)
@@ -294,7 +294,7 @@ MOST_SHOWN = 40
 
 
 def register(cls: type[M]) -> type[M]:
-    """Make a frozen dataclass a pytree; fields with metadata static=True are no leaves. Unflattening skips checks."""
+    """Make a frozen dataclass a pytree. Fields with metadata static=True are no leaves. Unflattening checks nothing."""
     if issubclass(cls, Mechanism) and cls.kind is not Mechanism.kind:
         raise TypeError(f"{cls.__name__}.kind is never asked; define kind_under(relation, composed), which is")
     fields = dataclasses.fields(cast(Any, cls))
@@ -352,9 +352,9 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 
 
 def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-    """Broadcast values against a batch of mechanisms. Return (shape, rows, values) for the B elements of this shape.
+    """Broadcast values against a batch of mechanisms. Return (shape, rows, values), where `shape` has B elements.
 
-    `rows`, (B,), has for each element the flat index of its mechanism in the batch. `values`, (B,), has its value.
+    `rows`, (B,), has each element's flat index in the batch of mechanisms. `values`, (B,), has each element's value.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> shape, rows, deltas = on_batch(Gaussian([1.0, 2.0]), "delta", [[1e-5], [1e-6]])
@@ -404,7 +404,7 @@ def _shapes(mechanism: Mechanism, prefix: str = "") -> Iterator[tuple[str, tuple
             place = f"{name}[{index}]" if isinstance(value, tuple) else name
             if isinstance(item, Mechanism):
                 yield from _shapes(item, place + ".")
-            elif dataclasses.is_dataclass(item):  # the distribution of a selection's number of runs
+            elif dataclasses.is_dataclass(item):  # the law of how often a selection runs its mechanism
                 yield place, cast(Any, item).shape
             else:
                 shape = np.shape(item)
@@ -431,7 +431,7 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any], Any]) -> Any:
-    """Return the configurations at `index` of a mechanism or tuple. `law` does so for a law of the number of runs."""
+    """Return configurations at `index` of a mechanism or tuple. `law` picks them from a law of the number of runs."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}

@@ -112,7 +112,7 @@ FIRST_SHOWN = 8
 class Composed(Combinator):
     """Several mechanisms run one after the other on the same data, each free to depend on earlier outputs.
 
-    The list of mechanisms must be fixed in advance, whatever the earlier outputs. Under ``replace_one`` the answer is a
+    The list of mechanisms must be fixed in advance: it may not depend on outputs. Under ``replace_one`` the answer is a
     bound if the two directions differ in two or more of the mechanisms (README.md, "Two orders of a replaced record").
 
     Parameters
@@ -180,7 +180,7 @@ class Composed(Combinator):
         return f"ja.compose({', '.join(mechanism.expression() for mechanism in self.mechanisms)})"
 
     def _mixes_orders(self, relation: str) -> bool:
-        """Return whether under ``replace_one`` the two directions may differ in two or more of the mechanisms."""
+        """Return True for ``replace_one`` if the two directions may differ in two or more of the mechanisms."""
         return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
@@ -194,14 +194,14 @@ class Composed(Combinator):
 
 
 def _without_one(mechanism: Mechanism) -> Mechanism:
-    """Return the mechanism itself. From a composition that is repeated once, return the composition."""
+    """Return the mechanism, but without `Repeated` if it is a composition that is repeated once."""
     if type(mechanism) is Repeated and isinstance(mechanism.steps, float) and mechanism.steps == 1.0:
         return mechanism.mechanism if type(mechanism.mechanism) is Composed else mechanism
     return mechanism
 
 
 def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
-    """Return the parts under `relation`, with each finite part replaced by a part that bounds both directions."""
+    """Return the parts under `relation`. A finite part is replaced by a part that dominates it in both directions."""
     parts: list[tuple[Part, np.ndarray]] = []
     forward, reverse = (mechanism.expand(relation, direction) for direction in DIRECTIONS)
     for (one, count), (two, _) in zip(forward, reverse, strict=True):

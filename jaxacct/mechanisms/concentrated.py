@@ -62,7 +62,7 @@ class ZCDP(BaseMechanism):
 
 
 def concentrated_pair(rho: np.ndarray, xi: np.ndarray) -> FinitePair:
-    """Return for every configuration the pair made of `_points`, which dominates every (xi, rho)-zCDP mechanism."""
+    """Return per configuration the pair whose profile joins the `_points`. It dominates (xi, rho)-zCDP mechanisms."""
     rho, xi = np.broadcast_arrays(rho, xi)
     points = [_points(float(r), float(x)) for r, x in zip(rho.ravel(), xi.ravel(), strict=True)]
     return stacked([pair_of_profile(epsilon, delta, delta) for epsilon, delta in points], rho.shape)
@@ -77,8 +77,8 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
         return (np.array([0.0, xi]), top) if xi > LEAST_ORDER**2 else (np.zeros(1), top[:1])
     corner = _corner(rho, xi)
     far = max(xi + rho + np.sqrt(2.0 * rho) * 37.5, 1.1 * corner)  # delta is about 1e-307 at 37.5 deviations
-    # For each epsilon the best test has two outputs; s is log(p/q) of the output with p > q. At epsilon 0, s is least:
-    # `corner`. With these 1019 values of s, the chords between the points add about 1e-4 to epsilon.
+    # For each epsilon the best test has two outputs. For one of them p > q, and s is its log(p/q). The least s, for
+    # epsilon 0, is `corner`. With these 1019 values of s, the chords between the points add about 1e-4 to epsilon.
     s = np.concatenate([corner * np.linspace(1.0, 1.02, 20), np.linspace(1.02 * corner, far, 1000)[1:]])
     t, c = _boundary(s, rho, xi)
     epsilon, delta = _tangent(s, t, c, rho, xi)
@@ -114,12 +114,12 @@ def _corner(rho: float, xi: float) -> float:
 
 
 def _orders(rho: float, count: int) -> np.ndarray:
-    """Return a grid of alpha - 1 up to 30/sqrt(rho) + 1: an output of probability p needs at most sqrt(-log(p)/rho)."""
+    """Return a grid of alpha - 1. It ends above sqrt(-log(p)/rho), the most that outputs of chance p > 1e-300 need."""
     return np.geomspace(LEAST_ORDER, 30.0 / np.sqrt(rho) + 1.0, count)
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return (t, c) for each s. The best test has outputs with log(p/q) = s and -t. Order 1 + c limits it most."""
+    """Return (t, c) for each s. The best test has outputs with log(p/q) = s and -t, and order 1 + c limits it."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):
@@ -138,7 +138,7 @@ def _rarest_of_orders(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tu
 
 
 def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
-    """Return the log of the largest q <= e^-s for which the order 1 + c allows events of P-mass q e^s and Q-mass q."""
+    """Return log q for the largest q <= e^-s such that order 1 + c allows an event of P-mass q e^s and Q-mass q."""
     alpha = 1.0 + c
     limit, power = c * (xi + rho * alpha), alpha * s
     most = np.exp(-s) * (1.0 - ROUNDOFF)
@@ -163,7 +163,7 @@ def _rarest(s: np.ndarray, c: np.ndarray, rho: float, xi: float) -> np.ndarray:
 
 
 def _tangent(s: np.ndarray, t: np.ndarray, c: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return (epsilon, delta), rounded up, from the tangents of x^(1 + c) at e^s and e^-t. They hold for any s > -t."""
+    """Return a proved (epsilon, delta), rounded up, by the tangents of x^(1 + c) at e^s and e^-t, for any s > -t."""
     alpha, x = 1.0 + c, s + t
     grown, shrunk = _log_mean(c * x), _log_mean(alpha * x)
     epsilon = s + shrunk - grown

@@ -111,8 +111,8 @@ def dp_sgd(
         Number of records of the larger data set under add/remove.
     slots : array_like of whole numbers >= 1
         Number of batches of a round ("random_allocation") or of an epoch ("shuffled"); q = 1/slots. `batch_size` gives
-        `ceil(dataset_size / batch_size)` slots. For "shuffled" with `steps` it gives `floor` of this quotient: a loader
-        may drop a smaller last batch, and the same steps are then more epochs.
+        `ceil(dataset_size / batch_size)` slots. For "shuffled" with `steps` it gives `floor` of this quotient: if a
+        loader drops a smaller last batch, an epoch is one step shorter, and `steps` steps are more epochs.
     epochs : array_like > 0
         Passes over the data.
     sampling : {"poisson", "random_allocation", "truncated_poisson", "without_replacement", "with_replacement", \
@@ -163,8 +163,8 @@ def dp_sgd(
 def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: str = "") -> dict[str, Any]:
     """Return the numbers of a run with `sampling_probability` and `steps` added. Refuse numbers that contradict others.
 
-    `unknown` names the number for which a calibration solves. It is not in `given`. If it is the sampling probability
-    and `epochs` are given, no steps are added.
+    A calibration solves for the number named `unknown`, which is not in `given`. If `unknown` is the sampling
+    probability and `epochs` are given, no steps are added.
 
     >>> found = described({"batch_size": 30, "dataset_size": 100, "epochs": 2}, "shuffled", unknown="noise_multiplier")
     >>> found["slots"], found["sampling_probability"], found["steps"]
@@ -195,8 +195,8 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
             require_at_most("batch_size", batch, "dataset_size / groups", size / groups, remedy)
         fields["sampling_probability"] = _plain(np.minimum(groups * batch / size, 1.0))
         if rule.in_passes:
-            # A loader may drop a smaller last batch. An epoch then has one step less, and the given `steps` are more
-            # epochs. So the quotient is rounded down if no epochs are given.
+            # A loader may drop a smaller last batch. Each epoch then has one step less, and the given `steps` are more
+            # epochs. To count these epochs too, the quotient is rounded down unless `epochs` are given.
             dropped = rule.of_one_size and "epochs" not in fields
             whole = np.floor(size / batch * (1.0 + ROUNDING)) if dropped else np.ceil(size / batch * (1.0 - ROUNDING))
             fields["slots"] = _plain(np.maximum(whole, 1.0))
