@@ -2,7 +2,7 @@
 
 If the argument is an array, its values are taken as a guarantee: as upper bounds of delta, or as lower bounds of the
 trade-off function f. The answer then is a guarantee too, of kind "bound". If the argument is a Bounds, the answer has
-the kind of this Bounds. If this kind is not "bound", both ends of the answer are computed.
+the same kind as the argument. Both ends of the answer are computed unless this kind is "bound".
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyon
 
 
 def consistent(found: Interval) -> Interval:
-    """Return the interval where low <= high. Elsewhere return [0, 1], an interval that claims nothing."""
+    """Return `found`, where every interval with low > high is replaced by [0, 1], which claims nothing."""
     agree = found.low <= found.high
     return Interval(np.where(agree, found.low, 0.0), np.where(agree, found.high, 1.0))
 
@@ -160,7 +160,7 @@ def consistent(found: Interval) -> Interval:
 def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarray, steepest: float) -> np.ndarray:
     """Return, for each slope, the index of the cell on which the upper bound of `1 - g(x) - slope x` is largest.
 
-    A finer grid helps most on this cell.
+    To lower this largest bound, refine the grid on the cell.
     """
     return np.argmax(_cells(x, low, high, slope[..., None], steepest), axis=-1)
 

@@ -277,12 +277,12 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
 
 
 def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray) -> Bounds:
-    """Return the `Bounds` from `low` to `high`. If their kind is "bound", the lower end is replaced by 0.
+    """Return the `Bounds` with the ends `low` and `high`. If the mechanism's kind is "bound", 0 replaces `low`.
 
-    The status is "ok" where a certified bracket is narrow, and where an upper bound of kind "bound" is finite.
+    The status is "ok" where a certified bracket is narrow, and where the upper end of a "bound" is finite.
     """
-    # The pair (P, Q) may join several pairs of neighbours, none of which has the law of the loss of (P, Q). With
-    # composed=True such a joined pair has the kind "bound".
+    # The pair (P, Q) may dominate several pairs of neighbours and have a law of the loss that none of them has. With
+    # composed=True the kind of such a mechanism is "bound".
     kind = mechanism.kind_under(relation, composed=True)
     certified = kind == "certified"
     low = np.fmax(low, 0.0) if certified else np.zeros_like(low)
@@ -299,9 +299,9 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
 
     The divergences R_alpha are computed at a grid of orders, and the bracket of rho holds for all orders. Between two
     grid points R_alpha is bounded by the convexity of K(c) = c R_{1+c}. Beyond the last grid point R_alpha/alpha is
-    bounded by two quantities: R_alpha/alpha of the Gaussian parts as if they were not sampled, and the largest loss of
-    the other parts. Poisson sampling of a Gaussian does not make rho smaller. For n steps of noise multiplier sigma,
-    with or without sampling, R_alpha/alpha tends to n/(2 sigma^2) at high orders.
+    at most a sum of two terms: R_alpha/alpha of the Gaussian parts as if they were not sampled, and the largest loss of
+    the other parts divided by the last order. Poisson sampling of a Gaussian does not make rho smaller. For n steps of
+    noise multiplier sigma, with or without sampling, R_alpha/alpha tends to n/(2 sigma^2) at high orders.
 
     Parameters
     ----------
@@ -361,7 +361,7 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     with np.errstate(over="ignore", invalid="ignore"):
         moments = log_moments(parts, c)
         first, second = moments.low / c, moments.high / c
-        lost = np.isnan(first) | np.isnan(second)  # here c (c + 1) overflowed, so that the moments are NaN
+        lost = np.isnan(first) | np.isnan(second)  # True where c (c + 1) overflows, so that the moments are NaN
         if lost.any():
             least = log_moments(parts.take(lost), np.full(int(lost.sum()), MOST_ORDER)).low / MOST_ORDER
             first[lost] = np.nan_to_num(least, nan=0.0)
@@ -384,7 +384,7 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
 
 @np.errstate(over="ignore", invalid="ignore")
 def _largest_ratio(parts: Components) -> Interval:
-    """Bracket the supremum of R_alpha/alpha over alpha > 1. It is `sup_{c > 0} K(c)/(c (c + 1))`, K(c) = c R_{1+c}."""
+    """Bracket sup R_alpha/alpha over alpha > 1. It equals `sup_{c > 0} K(c)/(c (c + 1))`, where K(c) = c R_{1+c}."""
     size, grid = parts.mu2.size, _GRID
     rows, orders = np.repeat(np.arange(size), grid.size), np.tile(grid, size)
     moments = log_moments(parts.take(rows), orders)
@@ -392,7 +392,7 @@ def _largest_ratio(parts: Components) -> Interval:
     limit = _limit(parts)
     ratio = grid * (grid + 1.0)
     low = np.maximum(np.max(k_low / ratio, axis=1), limit * (1.0 - 8.0 * ROUNDOFF))
-    # For 0 < c <= c_0, the first grid point, K(c) <= c K(c_0)/c_0 since K is convex. So the ratio is at most `first`.
+    # For 0 < c <= c_0 = grid[0], K(c) <= c K(c_0)/c_0 since K is convex. So K(c)/(c (c + 1)) is at most `first`.
     first = k_high[:, 0] / grid[0]
     # Between two grid points K lies below its chord A + B c. The ratio (A + B c)/(c (c + 1)) is largest at one of the
     # two points or where B c^2 + 2 A c + A = 0.
@@ -406,8 +406,8 @@ def _largest_ratio(parts: Components) -> Interval:
     beyond = limit + _largest_bounded(parts) / (1.0 + grid[-1])
     high = np.maximum(np.maximum(first, cells), beyond)
     finite = parts.finite_n > 0
-    # The last finite part may represent a zCDP guarantee. Then `limit + xi` already bounds its R_alpha/alpha, so
-    # the part does not count in `finite`.
+    # If the last finite part represents a zCDP guarantee, then `limit + xi` already bounds its R_alpha/alpha. So
+    # `finite` is set to False for this part.
     finite[:, -1:] &= ~parts.guaranteed()[:, None]
     known = ~np.any(np.concatenate([parts.gauss_n > 0, parts.laplace_n > 0, finite], axis=1), axis=1)
     high = np.where(known, limit + parts.xi, high) * (1.0 + 1e-12)
@@ -426,10 +426,10 @@ def _limit(parts: Components) -> np.ndarray:
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
     """Return two flags for each row: whether the mass at infinity is at least CUT, and whether it is in (0, CUT).
 
-    A mass in (0, CUT) is a tail that was cut off.
+    The mass at infinity is the probability of an infinite loss. If it is below CUT, a tail was cut off.
     """
-    # A zCDP guarantee bounds the moments even if a tail was cut off. So with such a guarantee both flags are False for
-    # a mass below CUT.
+    # A zCDP guarantee bounds the moments even if a tail was cut off. So in a row with a zCDP guarantee both flags are
+    # False if the mass at infinity is below CUT.
     lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut
@@ -438,7 +438,7 @@ def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
 def _largest_bounded(parts: Components) -> np.ndarray:
     """Return the largest total loss of the Laplace and finite parts, at least 0.
 
-    The last finite part may represent (xi, rho)-zCDP. It then adds xi to the sum here, and `_limit` adds its rho.
+    If the last finite part represents a (xi, rho)-zCDP guarantee, it contributes xi here, and rho to `_limit`.
     """
     rate, width = parts.laplace_q, 1.0 / parts.laplace_scale
     laplace = np.sum(parts.laplace_n * np.where(parts.laplace_n > 0, width, 0.0) * np.where(rate > 0, 1.0, 0.0), axis=1)
@@ -491,7 +491,7 @@ def delta_from_renyi(orders: ArrayLike, values: ArrayLike, epsilon: ArrayLike) -
     """Return delta such that every mechanism with Rényi divergences `values` at `orders` is (eps, delta)-DP.
 
     `delta = min over alpha > 1 of e^{(alpha-1)(R - eps)} (1 - 1/alpha)^{alpha-1} / alpha`, where R is the divergence of
-    order alpha. If 1 or `sqrt(1 - e^-R)` for some alpha >= 1 is smaller, delta is the smallest of these numbers.
+    order alpha. The number 1 and, for every alpha >= 1, `sqrt(1 - e^-R)` are valid too. The smallest is returned.
 
     Parameters
     ----------
@@ -573,9 +573,9 @@ def tradeoff_from_renyi(
 
 
 def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the orders and the values as arrays. The orders get a shape that broadcasts along the values' first axis.
+    """Return the orders and the values as arrays. The orders are reshaped to broadcast along the values' first axis.
 
-    The values get at least `trailing` axes after the axis of the orders, so that they broadcast with such an array.
+    The values get at least `trailing` axes after the first, so that they broadcast with an array of `trailing` axes.
     """
     orders = np.atleast_1d(check("orders", orders, POSITIVE))
     values = np.asarray(values, np.float64)
@@ -592,9 +592,9 @@ def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarr
 
 
 def _excess(orders: np.ndarray, allowed: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return, for each (p, q), whether the Rényi divergence of Bernoulli(p) from Bernoulli(q) exceeds `allowed`.
+    """Return, per (p, q), whether the Rényi divergence of Bernoulli(p) from Bernoulli(q) is too large at some order.
 
-    One order at which the divergence exceeds the allowed value of this order is enough.
+    `allowed` holds the largest allowed divergence at each order.
     """
     found = np.zeros(np.broadcast_shapes(p.shape, q.shape), bool)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

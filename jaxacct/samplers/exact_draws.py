@@ -39,15 +39,15 @@ def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
     """Draw from N(0, variance) exactly, and round the draw to the nearest integer."""
-    # The code draws h + u, the size of 2^(digits + 1) times the Gaussian number. `square` is the variance of the scaled
-    # number, and `digits` is the smallest that makes `square` at least 1.
+    # Let z ~ N(0, variance). The code draws h + u = 2^(digits + 1) |z|, with an integer h and a fraction u. `square` is
+    # the variance of 2^(digits + 1) z, and `digits` is the smallest integer >= 0 for which `square` is at least 1.
     square, digits = 4 * variance, 0
     while square < 1:
         square, digits = 4 * square, digits + 1
     while True:
         h, u = _half_gaussian(square, rng), _Uniform(rng)
-        # The integer h has a weight of exp(-h^2 / (2 square)). If h + u is kept with probability
-        # exp(-(2 h u + u^2) / (2 square)), then h + u has the density of the size of a Gaussian number.
+        # The integer h is drawn with probability proportional to exp(-h^2 / (2 square)). If h + u is kept with
+        # probability exp(-(2 h u + u^2) / (2 square)), then h + u has the law of |x| for x ~ N(0, square).
         if _bernoulli_exp_product(h / square, u.above, rng) and _bernoulli_exp_product(1 / (2 * square), u.twice, rng):
             size = ((h >> digits) + 1) // 2
             return -size if rng.getrandbits(1) else size

@@ -26,7 +26,7 @@ class _IntegerNoise:
         raise NotImplementedError  # each subclass draws from its own law
 
     def release(self, counts: ArrayLike, rng: random.Random | None = None) -> Numbers:
-        """Return the count plus fresh noise, or a list of counts, each plus fresh noise. Counts must be integers.
+        """Return the integer count plus noise. For a list of integer counts, add independent noise to each count.
 
         The random bits come from the operating system unless `rng` is given. A seeded `random.Random` is for tests
         only, because its noise can be predicted.
@@ -211,6 +211,6 @@ class SparseVector:
 
 
 def _tail(size: int, scale: Fraction) -> float:
-    """Compute Pr[|x| > size] for discrete Laplace noise x of this scale."""
-    least, last = (math.exp(-float(min(count / scale, Fraction(1000)))) for count in (1, size + 1))  # e^-1000 is 0
+    """Compute Pr[|x| > size] for discrete Laplace noise x of scale `scale`."""
+    least, last = (math.exp(-float(min(count / scale, Fraction(1000)))) for count in (1, size + 1))  # e^-1000 is 0.0
     return 2.0 * last / (1.0 + least)

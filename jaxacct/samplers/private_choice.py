@@ -42,7 +42,7 @@ SCALE = Constraint("give utilities and sensitivity in other units", 1e-290, 1e29
 
 
 class _PureChoice:
-    """Base class of choices that add noise to every utility and take the largest sum.
+    """Base class of choices that add noise to every utility and choose the candidate with the largest noisy utility.
 
     Noise of scale `self.scale` makes the choice epsilon-DP.
     """
@@ -63,14 +63,14 @@ class _PureChoice:
 
     @property
     def scale(self) -> float:
-        """Scale of the noise: 2 Delta / epsilon, or Delta / epsilon for monotone utilities."""
+        """Scale of the noise: 2 Delta / epsilon, or Delta / epsilon for monotone utilities. Delta: the sensitivity."""
         return self.sensitivity * (1.0 if self.monotone else 2.0) / self.epsilon
 
     def sample(self, key: jax.Array | None, utilities: ArrayLike, shape: tuple[int, ...] = ()) -> np.ndarray:
         """Draw independent choices, and return the indices of the chosen candidates.
 
         The candidates lie along the last axis of `utilities`, and the other axes are the batch. The answer has shape
-        `shape` + batch shape: for each row of utilities an array of shape `shape`.
+        `shape` + batch shape: it holds `shape` independent choices for each row of utilities.
 
         For a release, pass None as `key`. The key is then made of 256 random bits from the operating system. A JAX key
         must have at least 256 bits, like ``jaxacct.training.fresh_key()``. Whoever knows the key can compute the noise,
@@ -402,14 +402,14 @@ class ThresholdedCounts(_ByKey):
 
     @property
     def threshold(self) -> int:
-        """Smallest t at which a key with count 1 is released with probability at most delta, up to rounding.
+        """Smallest t at which a key with count 1 is released with probability at most delta. Rounding only raises t.
 
         This probability is Pr[1 + noise >= t] = e^(-epsilon (t-1)) / (1 + e^-epsilon).
         """
         rate, target = float(self.epsilon) * (1 - 2.0**-50), float(self.delta) * (1 - 1e-9)
         least = 1 + max(math.ceil(-math.log(target * (1.0 + math.exp(-rate))) / rate), 0)
         while math.exp(-rate * (least - 1)) / (1.0 + math.exp(-rate)) > target:
-            # Floats near a large t lie farther apart than 1, so a step of 1 may change nothing. A larger t is safe.
+            # A large t may be unchanged as a float by a step of 1, so step by t / 2^50. A larger t keeps the guarantee.
             least += max(least >> 50, 1)
         return least
 

@@ -1,6 +1,6 @@
 """Selection among K candidates that may depend on each other.
 
-Its delta is `sum_k Pr[K = k] delta_k`, where delta_k is the delta of k composed candidates.
+The selection's delta is `sum_k Pr[K = k] delta_k`, where delta_k is the delta of k composed candidates.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class AdaptiveSelection(AnySelection):
     chosen after seeing all earlier outputs, K and public randomness, as long as ``mechanism`` dominates each candidate.
     K must be independent of the data, but need not be secret.  The sum is the exact supremum over all such candidates.
     So `ja.epsilon` and `ja.delta` return brackets of kind "certified", unless ``mechanism`` itself has kind "bound".
-    In a composition with other mechanisms the selection is replaced by a pair made from upper bounds of its profile,
-    and the kind is "bound".  If K is a constant, the selection is the K-fold composition of ``mechanism``.
+    A composition with other mechanisms uses, for the selection, a dominating pair made from upper bounds of its
+    profile, and has kind "bound".  If K is a constant, the selection is the K-fold composition of ``mechanism``.
 
     Parameters
     ----------
@@ -126,8 +126,8 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
     """Return lower and upper bounds of one selection's delta.
 
-    `weights` lists more and more K, in at most four steps, until the probability of all other K is at most 0.1 rtol
-    times the upper bound.
+    The code lists more and more values of K, in at most four steps, until the probability of all unlisted K >= 1 is at
+    most 0.1 rtol times the upper bound of delta.
     """
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
@@ -142,7 +142,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
     """Return upper bounds of one selection's "epsilon" or "delta" at every element of `values`.
 
-    Three or more deltas are computed together from one `Mixture`, which gives looser bounds.
+    Three or more deltas share one `Mixture` per direction. Their bounds are looser than with one `Mixture` for each.
     """
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
@@ -171,7 +171,7 @@ def _without_delta(run: Mechanism, law: Law, relation: str) -> tuple[float, floa
 
 
 def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return COMPOSED_POINTS values of eps, and upper bounds of the selection's delta there, an array per direction."""
+    """Return COMPOSED_POINTS eps, and for each direction upper bounds of the selection's delta at these eps."""
     listed = weights(law, 1e-3 * LAST_DELTA)
     both = sides(run, "add_or_remove_one")
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
@@ -211,7 +211,7 @@ class Mixture:
         self.most, self.hard = 3000, np.zeros(0, np.intp)
         size = weights.k.size
         beyond = np.cumsum(weights.high[::-1])[::-1]
-        # The first nodes are the smallest k at which Pr[K >= k] is at most `first` times that of all listed k.
+        # Begin with these nodes: for each x in `first`, the smallest listed k with Pr[K >= k] <= x Pr[K >= k[0]].
         first = np.array([0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-5, 1e-8])
         spread = np.searchsorted(-beyond, -beyond[0] * first) if size else []
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
@@ -227,7 +227,7 @@ class Mixture:
             if not some.any():
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
-            # With apart=True the choice of NumPy or XLA depends on this selection alone, not on the enclosing batch.
+            # With apart=True the number of nodes here, not the enclosing batch, decides between NumPy and XLA.
             with backend.job(nodes.size, apart=True):
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
@@ -295,7 +295,7 @@ class Mixture:
         return search.low, search.high
 
     def _guess(self, target: float) -> float:
-        """Return the eps at which the search begins: the epsilon of m composed runs, m the mean of K."""
+        """Return the eps at which the search begins: the epsilon of m composed runs, where m is the mean of K."""
         k, mass = self.weights.k, self.weights.high
         mean = max(round(float(np.sum(k * mass) / np.sum(mass))), 1) if k.size else 1
         level = min(target, 1.0 - ROUNDOFF)
@@ -338,7 +338,7 @@ class Mixture:
         return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
 
     def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
-        """Add nodes in the gaps between nodes that widen the bracket of the sum most. Return whether any were added.
+        """Add nodes where a gap between two nodes widens the bracket of the sum most. Return whether any were added.
 
         No node is added if all gaps together widen the bracket by at most `allowed`.
         """
@@ -396,7 +396,7 @@ class _Search:
         return found
 
     def bracketed(self, guess: float) -> bool:
-        """Find `right`: try eps around `guess`, and then larger eps, until the estimate at one is at most the target.
+        """Find `right`: try eps around `guess`, then larger eps, until the estimate at one eps is at most the target.
 
         Return whether such an eps was found.
         """
@@ -419,7 +419,7 @@ class _Search:
     def narrow(self, error: float) -> None:
         """Move `left` and `right` towards each other, in at most 8 rounds.
 
-        Stop when their eps or their estimates of the sum differ by at most the relative `error`.
+        Stop when their two eps, or the estimates of the sum there, differ by a factor of at most about 1 + `error`.
         """
         for _ in range(8):
             below, above = self.left[0], self.right[0]
@@ -427,7 +427,7 @@ class _Search:
             if close or not below < above:
                 return
             x, _ = self.root()
-            # Try several eps around the estimate x. They cost little more than one, since they share the compositions.
+            # Try several eps around the estimate x. They cost little more than one, since one composition serves all.
             steps = np.array([-0.2, -0.04, -5e-3, -3e-4, 0.0, 3e-4, 5e-3, 0.04, 0.2])
             fan = np.append(x + (above - below) * steps, 0.5 * (below + above))
             self.fan(np.unique(np.clip(fan, below, above)))
@@ -445,7 +445,7 @@ class _Search:
     def tighten(self) -> None:
         """Move `low` and `high` towards the solution.
 
-        Try eps near which the lower or the upper end of the sum's bracket may equal the target.
+        Estimate where the lower and the upper end of the sum's bracket equal the target, and try eps near both places.
         """
         if not (self.left[0] < self.right[0] < math.inf):
             return
