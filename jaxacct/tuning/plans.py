@@ -430,7 +430,7 @@ def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
 
 
 def _matched_noise(x: float, delta: float, rate: np.ndarray, steps: np.ndarray) -> np.ndarray:
-    """Return a noise multiplier per run: `x` if there is one run, else the least that makes the run (1/x, delta)-DP."""
+    """Return the runs' noise multipliers: `x` for a single run, else the least that make each run (1/x, delta)-DP."""
     if rate.size == 1:
         return np.array([x])
     return np.asarray(calibrate_noise_multiplier(1.0 / x, delta, rate, steps).value)
@@ -440,7 +440,7 @@ def _drawn_or_any(runs: Sequence[Mechanism], delta: float, drawn: bool, candidat
     """Return one profile for any of the runs: their mean profile if the run is `drawn` uniformly, else the maximum."""
     if len(runs) == 1:
         return runs[0]
-    # `left` is a chance of infinite loss.  Selecting multiplies this chance by E[K], `candidates`: divide by E[K]/10.
+    # A loss past the grid, of chance <= `left`, counts as infinite.  Selecting multiplies `left` by `candidates`, E[K].
     left = max(delta * LAST_DELTA_SHARE / max(candidates / 10.0, 1.0), 1e-300)
     top = max(float(account.epsilon(run, left, rtol=0.01).upper) for run in runs)
     grid = np.linspace(0.0, top, 200)
@@ -456,7 +456,7 @@ def _shown(plan: Any, known: list[tuple[str, str]], each: list[str]) -> str:
 
 
 def profile_of_tuning(run: Mechanism, law: Law, delta: float) -> PrivacyProfile:
-    """Bound the profile of "run K times, release the best" from above, for every score, down to far below `delta`."""
+    """Return upper bounds, for any score, of the profile of a selection among K runs, with deltas far below `delta`."""
     both = RELATIONS[: 1 if run.symmetric() else 2]
     envelope = lambda at, name: bound_delta(run, law, at, bound="envelope", relation=name).upper
     last = float(bound_epsilon(run, law, max(LAST_DELTA_SHARE * delta, 1e-15), bound="envelope").upper)

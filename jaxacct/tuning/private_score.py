@@ -74,7 +74,7 @@ class PrivateScore:
 
 
 def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) -> float:
-    """Return `count`, from `evaluations.units`, plus whole units of noise from the key. Only the sum is rounded."""
+    """Add noise from `key` to `count`, a whole number of units. Return the sum in examples, rounded once to a float."""
     upper, lower = (int(part) for part in count)
     deviation = Fraction(float(noise_multiplier)) / Fraction(unit)
     source = KeyedBits(np.asarray(key_words(key), "<u4").tobytes())
@@ -136,14 +136,14 @@ def whole(
     grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
     outer = relation if relation in ("replace_one", "zero_out") else "add_or_remove_one"
     profile = candidates_profile([chosen, by_score], grid, relation=outer)
-    # In the relation's directions, delta(eps) <= delta is known for eps >= worse.upper: lower the profile to `delta`.
+    # For eps >= worse.upper, delta(eps) <= `delta` is proved in the directions of `relation`.  Cap the profile there.
     known_at = lambda way, each: np.where((grid >= shown) & (relation != way), np.minimum(each, delta), each)
     points = known_at("add_one", profile.delta), known_at("remove_one", profile.reverse_delta)
     return Whole(both, PrivacyProfile(grid, *points), candidate)
 
 
 def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
-    """Return the least noise on a private score with which selecting by scores, without training, meets the target."""
+    """Return the least noise multiplier of a private score with which a selection among the scores meets the target."""
     c = noise_rate_steps.calibrate_noise_multiplier(
         target, delta, 1.0, 1, repetitions=law, candidates=candidates, relation=relation
     )

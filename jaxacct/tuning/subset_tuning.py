@@ -141,7 +141,7 @@ def tune_on_subset(
         choice("extrapolate", extrapolate, EXTRAPOLATIONS)
     if not callable(score):
         raise InputError("score must be a function of params on public data; a private score is not accounted for here")
-    # AdaptiveClip counts empty places too: a record that leaves the sample would change its count by 1, not by 1/2
+    # AdaptiveClip also counts empty places.  One record fewer would change its count by 1, but its noise covers 1/2.
     if isinstance(clip_norm, AdaptiveClip):
         raise InputError(
             "clip_norm is an AdaptiveClip, whose count would hold the places that a sample leaves empty; give a norm, "
@@ -247,7 +247,7 @@ def extrapolated(
 
 def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
     """Draw the sample. Return a pair (rows, mask of the true rows) for the tuning, and another for the final run."""
-    words = np.asarray(jax.random.key_data(key))  # to draw on the host, without compiling a program
+    words = np.asarray(jax.random.key_data(key))  # `host_poisson` takes the key as words, and compiles no program
     inside = sampler.host_poisson(words, plan.dataset_size, sampler.threshold(plan.share))
     everyone = np.arange(plan.dataset_size)
     sample = _held(data, inside, _room(plan.dataset_size, plan.share))
@@ -257,7 +257,7 @@ def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
 
 
 def _room(size: int, share: float) -> int:
-    """Return how many rows to hold. A sample needs more with probability at most 1e-18, and then a new compilation."""
+    """Return the number of rows held for a sample. With chance <= 1e-18 a sample has more, and JAX recompiles."""
     from scipy.stats import binom
 
     return max(min(int(binom.isf(1e-18, size, share)) + 1, size), 1)

@@ -335,7 +335,7 @@ def tune_with(
 def _model(
     loss_fn: Any, loss: Callable[[Any, Any], Any] | None, rngs: bool, init: Callable[[Any], Any] | None, data: Any
 ) -> tuple[Callable[..., Any], Callable[[Any], Any]]:
-    """Return the loss as a function of (params, example), and `init`. With a `loss`, `loss_fn` is a linen module."""
+    """Return functions (params, example) -> loss and key -> params. With `loss` given, `loss_fn` is a linen module."""
     if loss is None:
         if init is None:
             raise InputError("init is missing; give a function of a JAX key, or a linen module with loss")
@@ -380,7 +380,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     what, more = "a selection", f"; the best {top}" if top > 1 else ""
     if update is not None:
         what, more = f"{count} rounds of a selection", ""
-        # the user's "iid" also covers the spaces of later rounds, about which `_taken_for` could not know
+        # `_taken_for` saw only the space of the first round.  For later spaces "iid" is the user's declaration.
         word = "iid, declared" if candidates == "iid" else word
     plans, secret = getattr(plan, "plans", (plan,)), Secret(given["key"])
     for each in plans:
@@ -433,7 +433,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
-    """Return "iid" or "adaptive", and the word for the release: "iid, declared" if only the user says so."""
+    """Return "iid" or "adaptive", and the word in the release: "iid, declared" if "iid" is only the user's claim."""
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(
@@ -488,7 +488,7 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
 def note_whole(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
 ) -> None:
-    """Write a whole tuning into the ledger. Refuse one above the target or with another relation than the ledger's."""
+    """Write a tuning into the ledger. Refuse it if the ledger's epsilon would pass `target` or the relations differ."""
     if ledger is None:
         return
     opened: contextlib.AbstractContextManager[Ledger]

@@ -241,7 +241,7 @@ class _Configuration:
             else:
                 most = lambda: 1 if math.isinf(upper) else self._at_most(upper, given)
                 least = lambda: self._epsilon_at_least(lower, given)
-            # 1: the end holds; -1: it is false; 0: undecided, as for NaN.  True epsilons and deltas are never negative.
+            # `sides`: 1 for an end that holds, -1 for a false end, 0 for an undecided end.  No true value is below 0.
             sides = {"upper": 0 if math.isnan(upper) else -1 if upper < 0 else most()}
             sides |= {"lower": 0 if math.isnan(lower) else 1 if lower <= 0 else least()}
         except NotCovered as error:
@@ -254,7 +254,7 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """Answer `_epsilon_at_least` if `delta` is at most the probability of an infinite loss; else return None.
+        """Return the answer of `_epsilon_at_least` if `delta` is at most the chance of an infinite loss, else None.
 
         Proof: README.md of this folder, "What is verified".
         """
@@ -287,7 +287,7 @@ class _Configuration:
         return 0
 
     def _at_least(self, epsilon: float, target: float, equal: bool = True) -> int:
-        """Return 1 where delta(epsilon) >= target (without `equal`: > target), -1 where < target, 0 where unknown."""
+        """Return 1 if delta(epsilon) >= target, -1 if it is < target, else 0. If `equal` is False, 1 means > target."""
         for low, high, aim in self._enclosures(epsilon, target):
             if low > aim or (equal and low >= aim):
                 return 1
@@ -296,7 +296,7 @@ class _Configuration:
         return 0
 
     def _enclosures(self, epsilon: float, target: float) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield (lower, upper, target) as balls, again and again, with ever closer bounds of delta(epsilon)."""
+        """Yield triples of balls: a lower and an upper bound of delta(epsilon), ever closer, and the target."""
         with precision(128):
             aim = ball(target)
         log_scale = math.log(target) if target > 0 else -800.0
@@ -353,7 +353,7 @@ class _Configuration:
         return top, high
 
     def _composition(self, name: Any) -> Any:
-        """Return one direction's `Composition` at this precision. `name` is EITHER or an index of `self.directions`."""
+        """Return a direction's `Composition` at the set precision. `name`: EITHER, or an index of `self.directions`."""
         if (name, ctx.prec) not in self.built:
             order, direction = (self.mechanism, EITHER) if name == EITHER else self.directions[name]
             self.built[name, ctx.prec] = expand(order, self.relation, direction)
@@ -399,12 +399,12 @@ def enclose(composition: Any, epsilon: Any) -> Any:
             square += count * (part.square if isinstance(part, GaussianLoss) else 1 / part.sigma**2)
         high = high.min(GaussianLoss(square).hockey_stick(epsilon))
     low, high = low.lower(), high.upper()
-    # Far outcomes of integer noise may be left out.  Both bounds still hold, since the others keep their masses.
+    # A law of integer noise may lack far outcomes.  The masses of the others are unchanged, so both bounds hold.
     return between(low.max(0), high) if low <= high and high.is_finite() else arb("nan")
 
 
 def _any_output(law: SampledGaussian, count: int, epsilon: Any) -> Any:
-    """Bound delta from below by the tests "some output is above u" (remove) and "no output is above u" (add)."""
+    """Bound delta from below by P(S) - e^eps Q(S). S means "an output is above u" (remove) or "none is" (add)."""
     best, shift, grown = arb(0), 1 / law.sigma, epsilon.exp()
     for place in (1, 2, 3, 4, 5, 6, 8, 10, 14, 20, *(shift + k for k in (-3, -1, 0, 2))):
         u = arb(place)

@@ -34,7 +34,7 @@ class ClosedForm:
         return float(self.decay(arb(c), arb(t), 1).log().mid())
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Iterator[list[Any]]:
-        """Yield, for each row, enclosures of M(c + i k step), i^2 = -1, for `width` numbers k from row * width on."""
+        """Yield, for each row, a list of balls M(c + i k step), i^2 = -1, for `width` numbers k from row * width on."""
         for row in rows:
             yield [self.mgf(acb(c, (row * width + j) * step)) for j in range(width)]
 
@@ -152,7 +152,7 @@ class SampledLaplace:
 
 
 def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
-    """Return delta of one sampled step of `base`, a loss that has the same law in both directions.
+    """Return delta of a Poisson-sampled step. `base`, the loss without sampling, has the same law in both directions.
 
     Proof: README.md of this folder, "One step, and enumeration".
     """

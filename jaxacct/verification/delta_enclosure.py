@@ -41,7 +41,7 @@ MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
 
 
 def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
-    """Enclose delta(epsilon) of one direction, for a comparison with e^log_scale. A higher level (0 to 3) is closer."""
+    """Enclose delta(epsilon) of one direction, to compare it with e^log_scale. A higher level (0 to 3) is tighter."""
     with precision(BITS[level]):
         composition = build()
         parts, infinite = composition.parts, composition.infinity
@@ -52,7 +52,7 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
         if largest is not None and largest <= ball(epsilon):
             return infinite + left_out
         if level == 0 and all(count > 0 and hasattr(part, "hockey_stick") for part, count in parts):
-            # delta(eps) is at most the sum of the steps' total variations.  If it is below e^log_scale, it suffices.
+            # delta(eps) is at most the sum of the steps' total variations.  A sum below e^log_scale is close enough.
             most = sum((count * part.hockey_stick(ball(0.0)) for part, count in parts), infinite + left_out)
             if most.abs_upper() < ball(log_scale).exp():
                 return between(0, most.abs_upper())
@@ -69,7 +69,7 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
 
 
 def at_most(composition: Composition, epsilon: float) -> Any:
-    """Bound delta(epsilon) of one direction from above by Chernoff's bound; return inf where there is none."""
+    """Bound delta(epsilon) of one direction from above by Chernoff's bound. Return inf if no bound is found."""
     parts = composition.parts
     if math.isinf(epsilon) or not parts or not all(count > 0 and hasattr(part, "log_mgf") for part, count in parts):
         return arb("inf")
@@ -140,7 +140,7 @@ def states(parts: Any) -> int:
 
 
 def enumerate_totals(parts: Any, epsilon: Any) -> Any:
-    """Return the sum of mass (1 - e^{eps - loss})_+ over all total losses."""
+    """Return delta from finite losses: the sum, over all total losses, of their mass times (1 - e^{eps - loss})_+."""
     *rest, last = parts
     fixed = [(arb(0), arb(1))]
     for part, count in rest:
@@ -155,7 +155,7 @@ def enumerate_totals(parts: Any, epsilon: Any) -> Any:
 
 
 def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
-    """Compute `enumerate_totals` by a power of a polynomial. Return None without a grid, or above `most` terms."""
+    """Return `enumerate_totals` by a power of a polynomial, or None (no grid, < 3 losses, or > `most` terms)."""
     if part.grid is None or len(part.loss) < 3:
         return None
     offset, step, ks = part.grid
@@ -274,7 +274,7 @@ class _Aims(NamedTuple):
 
 @dataclass(frozen=True)
 class _Step:
-    """One sampled Gaussian step. Outputs above a threshold add to delta for sign 1 (remove), below it for -1 (add)."""
+    """One sampled Gaussian step. High outputs add to delta if the sign is 1 (remove), low ones if it is -1 (add)."""
 
     law: SampledGaussian
     sign: int
@@ -285,7 +285,7 @@ class _Step:
         return 1 - law.rate + law.rate * (u / law.sigma - 1 / (2 * law.sigma**2)).exp()
 
     def place(self, m: Any) -> Any:
-        """Return the output with the likelihood ratio m. The result is not finite where it is not analytic in m."""
+        """Return the output u whose likelihood ratio is m. Where u is not analytic in m, the result is not finite."""
         law = self.law
         return law.sigma * ((m - 1 + law.rate) / law.rate).log(True) + 1 / (2 * law.sigma)
 
@@ -343,7 +343,7 @@ class _Two:
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
         self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims
-        # The integrand is largest at the third step's ratio `worst`, so the lower ends found there serve every ratio.
+        # Of all third ratios, `worst` has the largest integrand, so its lower ends of integration serve the others.
         worst = most if steps[0].sign > 0 else least
         self.lows = {}
         for i, _ in _distinct(steps):
@@ -352,7 +352,7 @@ class _Two:
             self.lows[i] = _end(steps[i], cuts[i], inner, aims.tolerance)[0]
 
     def __call__(self, m: Any) -> Any:
-        # The relative width of the ball m loosens the tolerance, since no integral at m can be known more closely.
+        # An integral at m is known no better than m, so `_integral` adds the relative width of m to its tolerance.
         wide = (m.rad() / m.abs_lower()).abs_upper()
         if not wide < 1:
             return acb("nan")

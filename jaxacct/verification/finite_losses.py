@@ -77,7 +77,7 @@ class FiniteLosses:
         return sum((p * (z * loss).exp() for loss, p in zip(self.loss, self.p, strict=True)), acb(0))
 
     def values(self, c: Any, step: Any, rows: range, width: int, count: int, bits: float) -> Any:
-        """Yield, for each row, enclosures of M(c + i k step), i^2 = -1, for `width` numbers k from row * width on."""
+        """Yield, for each row, a list of balls M(c + i k step), i^2 = -1, for `width` numbers k from row * width on."""
         # compute each power by its own exponential: in a running product the radius would grow with every factor
         turns = [[acb(0, step * j * loss).exp() for loss in self.loss] for j in range(width)]
         for row in rows:
@@ -102,7 +102,7 @@ class FiniteLosses:
 
 
 def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLosses:
-    """Return the losses, in one direction, of a mechanism with these masses that is Poisson sampled at `rate`."""
+    """Return the losses, in one direction, of the mechanism with the given masses, Poisson sampled at `rate`."""
     p, q, losses, grid, cut, unbounded = masses
     if direction == "add" and rate == 1:
         # the direction "add" exchanges p and q, so each loss log(p/q) changes its sign
