@@ -1,6 +1,6 @@
 """Goes through the list of engines, cheap ones first, to answer a question. Holds the engines for compositions.
 
-Every bracket is compared with theorems that share nothing with the engines (`engines.theorems`), and with the brackets
+Every bracket is compared with theorems that use no contour and no lattice (`engines.theorems`), and with the brackets
 of other engines. A bracket that contradicts a theorem is not used. Where two engines contradict each other, neither is
 used, and the theorems answer. Theorems also narrow a bracket that is wider than asked for.
 """
