@@ -275,7 +275,7 @@ def options(
 
 
 def shown(value: Any) -> str:
-    """Return the text by which a message shows a value: one line of at most 60 characters."""
+    """Return the text that stands for a value in a message: one line of at most 60 characters."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # the integer has too many digits for repr, or the object's own __repr__ fails
@@ -312,7 +312,7 @@ def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
 
 
 def _from_objects(name: str, raw: np.ndarray, constraint: Constraint) -> np.ndarray:
-    """Convert objects that are real numbers (integers beyond 64 bits, fractions) to float64."""
+    """Convert an object array of real numbers (integers beyond 64 bits, fractions) to float64; refuse other objects."""
     values = np.empty(raw.shape, np.float64)
     for index, item in np.ndenumerate(raw):
         real = isinstance(item, numbers.Real) and not isinstance(item, bool)

@@ -98,7 +98,7 @@ def _flat(*arrays: np.ndarray | float) -> list[np.ndarray]:
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and upper bounds of delta that theorems give in closed form, without a contour.
 
-    One theorem says that delta is at most the delta of a Gaussian mechanism that also reveals the record's slot.
+    One of the upper bounds is the delta of a Gaussian mechanism that also reveals the record's slot.
     """
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
@@ -108,7 +108,7 @@ def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> t
         low, high = low / k * (1.0 - 8.0 * ROUNDOFF), high / k * (1.0 + 8.0 * ROUNDOFF)
     gaussian = closed_form.delta(s * (1.0 + 2.0 * ROUNDOFF), eps)
     low, high = np.where(low > 0.0, low, 0.0), np.where(high >= 0.0, np.minimum(high, 1.0), 1.0)
-    # The bounds move out by the rounding error of k, which is at most (|eps| + 2) * 2 * ROUNDOFF relative to k.
+    # The bounds move out by `wrong` because of k, whose relative rounding error is at most (|eps| + 2) * 2 * ROUNDOFF.
     wrong = (np.abs(eps) + 4.0) * 2.0 * ROUNDOFF
     low = np.maximum(low - wrong * np.minimum(k, 1.0 / k), 0.0) if sign < 0 else np.maximum(low - wrong * k, 0.0)
     high = np.minimum(high + wrong * np.maximum(k, 1.0 / k), 1.0)
@@ -152,7 +152,7 @@ def _by_parity(s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarra
 
 
 def _evaluated(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> Value:
-    """Return brackets of delta by the contour. Where the guess of delta was poor, the contour is placed again."""
+    """Return brackets of delta by contours placed for a guess of delta. Where the guess was poor, guess again."""
     k = np.exp(sign * eps)
     floor, most = np.log(np.maximum(low, 1e-295)), np.log(np.maximum(high, 1e-295))
     guess = np.clip(allocation_law.guess(sign, s, t, k) - min(sign, 0.0) * eps, floor, most)
@@ -252,7 +252,7 @@ def search(
     rtol: float = 1e-4,
     floor: np.ndarray | float = 0.0,
 ) -> np.ndarray:
-    """Return (lower, estimate, upper) of epsilon. An unproved lower bound is 0, an unproved upper bound inf.
+    """Return (lower, estimate, upper) of epsilon. A lower bound that is not proved is 0, an upper bound inf.
 
     most : an upper bound of epsilon.
     rtol : the wanted relative width.
@@ -322,7 +322,7 @@ def _newton(
     """Take Newton steps on log delta from eps. Return ((eps reached, bracket of delta there), low, high).
 
     `low` and `high` bracket epsilon and confine the steps. The steps use only estimates of delta. Delta is bracketed at
-    the eps where the contour was placed, and at the eps where Newton ends. Both brackets move `low` and `high`.
+    the eps where the contour was placed, and at the eps where Newton ends. Both brackets of delta narrow [low, high].
     """
 
     def read(value: Value, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -333,7 +333,7 @@ def _newton(
 
     value = value_of(contour, eps)
     usable, low, high = read(value, eps)
-    # where the bracket of delta at `eps` is too wide to begin Newton's method there, the method begins at `middle`
+    # Rows whose bracket of delta at `eps` is too wide take no Newton step. Their delta is bracketed again, at `middle`.
     middle = 0.5 * (low + high)
     middle = np.where(np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high))
     new, mid, slope = np.where(usable, eps, middle), value.estimate, value.slope
@@ -350,7 +350,7 @@ def _newton(
         for _ in range(4):  # delta is bracketed at most 4 times, first where Newton ended
             reached, value = new, value_of(contour, new)
             good, low, high = read(value, reached)
-            back = usable & ~good  # where the bracket is wide, go halfway back to `eps`
+            back = usable & ~good  # where delta's bracket at `new` is too wide, go halfway back to `eps`
             if not np.any(back):
                 break
             new = np.where(back, 0.5 * (eps + new), new)
@@ -361,7 +361,7 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower, upper) of epsilon. A bracket of delta at each bound proves it. An unproved bound is 0 or inf."""
+    """Return (lower, upper) bounds of epsilon, each proved by the bracket of delta there; 0 or inf without a proof."""
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)

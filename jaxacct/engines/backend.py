@@ -1,4 +1,4 @@
-"""Which backend evaluates the kernels: NumPy, which compiles nothing, or programs that XLA has compiled.
+"""Choose which backend evaluates the kernels: NumPy, which compiles nothing, or programs that XLA has compiled.
 
 On a CPU, NumPy answers some ten thousands of configurations sooner than XLA compiles and runs its programs. XLA is
 faster for larger jobs, and for all jobs on an accelerator. The two backends agree to rounding, not to the last bit. So
@@ -6,8 +6,8 @@ a whole job runs on one backend, which is fixed before the job begins (`job`).
 
 On NumPy a batch is cut into chunks that fit into the cache. The size of a chunk changes no bit of an answer. For XLA a
 batch is cut into chunks of one fixed shape, which run on every core or device (`in_chunks`). Neither this shape nor the
-program depends on the number of devices, so the number of devices changes no bit of a result. One program partitioned
-over a mesh would change the last bits, because XLA fuses it differently.
+program depends on the number of devices, so the number of devices changes no bit of a result. If instead XLA divided
+one program among the devices, it would fuse operations differently, and the last bits would change.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", def
 
 @contextlib.contextmanager
 def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
-    """Let every batch inside take one backend: the user's choice, else the enclosing job's, else the cheaper one.
+    """Run every batch of the context on one backend: the user's choice, else the enclosing job's, else the faster one.
 
     size : number of configurations of the whole job.
     backend : the user's choice, "auto" if there is none.
@@ -74,7 +74,7 @@ def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[No
 
 @contextlib.contextmanager
 def fixed(numpy: bool) -> Iterator[None]:
-    """Let every batch in this context use NumPy if `numpy` is True, else XLA. The batches are pieces of one job."""
+    """Run every batch of the context on NumPy if `numpy` is True, else on XLA. The job's backend is already chosen."""
     token = _path.set(_Path(numpy, False))
     try:
         yield
@@ -100,14 +100,14 @@ def _suits(size: int, selections: bool = False) -> bool:
     most = NUMPY_MOST_SELECTIONS if selections else NUMPY_MOST
     if size > most or device.platform != "cpu" or not _holds():
         return False
-    # If `jaxacct warm` has kept the programs, nothing is compiled, and XLA is faster from 1,500 configurations on.
+    # If `jaxacct warm` has stored the compiled programs, XLA is faster from 1,500 configurations on.
     return selections or size <= 1_500 or not programs.are_kept()
 
 
 @functools.cache
 def _holds() -> bool:
     """Return whether NumPy's functions are as accurate on this machine as the bounds assume."""
-    np.empty(2**21)  # glibc reuses memory of this size only after one array was freed: reuse saves a tenth of the time
+    np.empty(2**21)  # allocated and freed once: then glibc reuses memory of this size, which saves a tenth of the time
     failure = elementary_check.failure()
     if failure is not None:
         warnings.warn(f"XLA answers instead of NumPy, since on this machine {failure}", RuntimeWarning, stacklevel=2)
@@ -128,7 +128,7 @@ def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, 
         raise ArithmeticError(elementary_check.failure(special=True))
     leaves, tree = jax.tree.flatten(arguments)
     # A chunk has 2^14 quadrature points. Fewer points mean more calls, and more points do not fit into a cache. For a
-    # finite part a kernel computes a term for each node and atom. 16 terms count as a point, by the memory they take.
+    # finite part a kernel computes a term for each node and atom. 16 such terms take as much memory as a point.
     atoms = max(leaf.size // size for leaf in leaves) if size else 1
     largest = max(static["points"], atoms * static["count"] // 16)
     some = max(1, 2**14 // largest)
@@ -154,7 +154,7 @@ def _joined(piece: Callable[[int], list[Any]], starts: range, workers: int) -> l
 def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
     """Run a compiled program over a batch, `chunk` configurations at a time. The last chunk is padded.
 
-    Chunks go to this process's devices in turn, several in flight at a time.
+    Chunks go to this process's devices in turn. Several chunks are computed at a time.
     """
     each = devices.local()
     leaves, tree = jax.tree.flatten(arguments)
@@ -165,7 +165,7 @@ def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.n
             piece = jax.tree.unflatten(tree, [leaf[index] for leaf in leaves])
             if len(each) > 1:
                 piece = jax.device_put(piece, each[start // chunk % len(each)])
-            # A view of a result would keep JAX's array alive, and this array takes more memory than a copy.
+            # Copy the results: a view would keep JAX's array alive, which takes more memory than the copy.
             return [np.array(x) for x in compiled(*piece)]
 
     whole = _joined(one, range(0, size, chunk), max(os.cpu_count() or 1, 2 * len(each) - 1))
@@ -181,8 +181,8 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 class Compiled:
     """A function of pytrees, compiled by XLA. It returns the leaves of its result.
 
-    A call with new shapes or on a new device first loads a kept program or compiles one. Several threads may call at
-    once. On the disk a program is identified by the label, and by the digest of jaxacct's source files.
+    A call with new shapes or on a new device first loads a stored program from the disk or compiles one. Several
+    threads may call at once. The label and the digest of jaxacct's source files identify a stored program.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
@@ -204,7 +204,7 @@ class Compiled:
         return self._ready[key](*leaves)
 
 
-# The kernels of the lattice engine take one configuration at a time, so they need no chunks
+# Functions that call the lattice engine's kernels. Such a kernel takes one configuration, so no chunks are needed.
 
 
 Runner = Callable[..., Any]
@@ -247,7 +247,7 @@ and the upper bound of each row. `given` is a delta or an epsilon."""
 
 
 def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
-    """Return the array (3, rows) that `solve` (see `Solve`) finds for the columns. A block has similar rows."""
+    """Return the array (3, rows) that `solve` (see `Solve`) finds when it is called on blocks of similar rows."""
     sigma, slots, given = columns[:3]
     found = np.empty((3, sigma.size))
     order = np.lexsort((given, sigma, slots))
@@ -272,7 +272,7 @@ def on_cores(
     sizes: Sequence[int] | None = None,
     threads: int = MOST_THREADS,
 ) -> Iterator[tuple[int, Result]]:
-    """Yield (index, `work(item)`) for each item, in any order. An item moves the bar by its size (1 without `sizes`).
+    """Yield (index, `work(item)`) for each item, in any order. `bar` advances by the item's size (1 without `sizes`).
 
     A single item runs in the caller's own thread. An interrupt cancels the items that have not begun.
     """
@@ -295,7 +295,7 @@ def on_cores(
 
 
 def _solved(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
-    """Return what `solve` finds. If `solve` fails, solve row by row; a row that fails by itself gets [0, inf]."""
+    """Return what `solve` finds. If `solve` fails, call it on each row alone; a row that fails again gets [0, inf]."""
     try:
         return solve(*columns)
     except FAILURES:

@@ -12,7 +12,7 @@ the delta of the Gaussian without sampling:
 
 Brackets are widened by a bound on the rounding error. A number becomes an upper bound of epsilon only if the upper
 bound of delta there is at most the target. It becomes a lower bound only if the lower bound of delta there is at least
-the target. Where mu is so large that the rounding error leaves nothing of delta, two inequalities bound epsilon:
+the target. Where mu is so large that rounding leaves no digit of delta, two inequalities bound epsilon:
 
     delta(eps) <= Phi(-a) <= e^{-a^2/2}/2,      delta(eps) >= (1 - 1/e) Phi(-a - 1/mu).
 """
@@ -46,7 +46,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     shape = np.broadcast_shapes(np.shape(mu), np.shape(epsilon))
     mu, epsilon = (np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1) for x in (mu, epsilon))
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu
-    right, small = a > 0, mu < 0.1  # for mu below .1 the difference of Mills ratios is integrated
+    right, small = a > 0, mu < 0.1  # where mu < .1, R(a) - R(b) is computed as the integral of K
     far = np.where(right | small, a, 1.0)
     mills_a = np.sqrt(np.pi / 2) * scipy.special.erfcx(far / np.sqrt(2))
     mills_b = np.sqrt(np.pi / 2) * scipy.special.erfcx(np.maximum(b, 0.0) / np.sqrt(2))
@@ -66,8 +66,8 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
     by_gap = right | small
     value = np.where(by_gap, log_far, np.log(near_value))
     slope = np.where(by_gap, mills_b / gap, second / near_value)
-    # `a` and `b` have errors of a few ROUNDOFF (eps/mu + mu). `shift` covers what these errors change: the exponent
-    # -a^2/2 and the difference of the Mills ratios, or (without `by_gap`) the arguments of Phi.
+    # `a` and `b` have errors of a few ROUNDOFF (eps/mu + mu). In units of ROUNDOFF, `shift` is their effect: on
+    # -a^2/2 and on the log of the difference of Mills ratios where `by_gap`, else on the arguments of Phi.
     shift = (np.abs(epsilon / mu) + mu) * np.where(by_gap, np.abs(far) + 1.0, 1.0)
     amplify = np.where(by_gap, rounding / gap, 1.0 / near_value)
     # 64 ROUNDOFF covers the errors of erfcx and log_ndtr, and of the arithmetic around them.
@@ -126,7 +126,7 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
     """Return the bracket of delta at eps."""
     with np.errstate(invalid="ignore", over="ignore"):
         value, _, error = log_delta(mu, epsilon)
-        # Where rounding makes the bracket useless, delta <= e^{-a^2/2}/2 helps. `a` is rounded down so that this holds.
+        # Where rounding makes the bracket useless, use delta <= e^{-a^2/2}/2, which holds as `a` is rounded down.
         a = epsilon / mu - 0.5 * mu - 16.0 * ROUNDOFF * (epsilon / mu + mu)
         most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST_DELTA), 1.0)
     low, middle, high = _exponentials(value, error)
@@ -141,8 +141,8 @@ def log_delta_of_one_step(
 
     Where delta is 0, log delta is -inf. Let x be the eps at which the Gaussian without sampling is evaluated:
     `log1p((e^eps - 1)/q)` for remove, `log1p((e^eps - 1)/k)` for add. The module's docstring defines k, R, K and b. By
-    `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)`, that Gaussian's log delta falls by at most (b + 4)/mu per unit of x. This
-    rate turns the small relative rounding error of x into an error of log delta.
+    `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)`, the log delta of the Gaussian without sampling falls by at most (b + 4)/mu
+    per unit of x. This rate times the rounding error of x bounds the error that x causes in log delta.
 
     off : largest error of eps. For remove, an error of eps moves x at the rate e^eps/(q + e^eps - 1). For add, it moves
         both x and log k at rates of at most 1/k. The factor 1.1 covers the change of these rates where `off` is at most

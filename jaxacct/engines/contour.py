@@ -1,10 +1,10 @@
-"""The contour engine on batches: resolutions from coarse to fine, each a compiled program for chunks of fixed size.
+"""The contour engine for batches: it tries resolutions from coarse to fine until a bracket is narrow enough.
 
-The resolutions are called rungs, and a list of rungs a ladder. Every configuration starts on the coarsest rung. It
-climbs to finer rungs while its bracket is not narrow enough. The last rungs belong to the split contour, which serves
-compositions that rarely sample a record. The lattice engine answers what no rung certifies. `delta_about` and
-`delta_along` compute several deltas of one composition from one contour. The trapezoid rule on a contour adds aliases
-(periodic images) to delta. Aliases are weighted values of delta at eps + j period for integers j != 0.
+A resolution is called a rung, and a list of rungs a ladder. A rung is a compiled program for chunks of a fixed size.
+Every configuration starts on the coarsest rung and climbs to finer rungs. The last rungs belong to the split contour,
+which serves compositions that rarely sample a record. The lattice engine answers the configurations that no rung
+certifies. `delta_about` and `delta_along` compute several deltas of one composition from one contour. The trapezoid
+rule on a contour adds aliases (periodic images) to delta: weighted values of delta at eps + j period, integers j != 0.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from jaxacct.mechanisms.loss_components import Components
 
 
 class Rung(NamedTuple):
-    """The sizes of one program. A ladder is a tuple of rungs, from coarse to fine."""
+    """One resolution: the sizes of one compiled program. A ladder is a tuple of rungs, from coarse to fine."""
 
     points: int  # quadrature points in u = output/sigma
     nodes: int  # nodes of the contour
-    rounds: int  # how often the contour is placed
+    rounds: int  # number of times that the contour is placed
     chunk: int  # configurations per call of the compiled program
     split: bool = False  # whether the rung is for the split contour
-    tolerance: float = 0.0  # size of aliases and cut-off terms, relative to delta; the nodes cannot make it smaller
+    tolerance: float = 0.0  # least size of aliases and cut-off terms, relative to delta, that the nodes allow
 
 
 TOLERANCE = 1e-8
@@ -74,11 +74,11 @@ def law(parts: Components, rows: np.ndarray | slice = slice(None)) -> LossLaw:
 
 
 class Reach(NamedTuple):
-    """For which configurations the contour can answer, and upper bounds of their losses. Every array is (B,)."""
+    """Masks of the configurations that the contour engine can bracket, and upper bounds of their losses, each (B,)."""
 
-    answers: np.ndarray  # whether the contour can answer: there is a Gaussian part and no Poisson sampled Laplace part
-    splits: np.ndarray  # whether the split contour can answer: all parts are Gaussians, and at least one is sampled
-    certifies_split: np.ndarray  # `splits`, except sigma < .06 or q < 1e-13, where the split contour never certified
+    answers: np.ndarray  # where the contour can be used: there is a Gaussian part and no Poisson sampled Laplace part
+    splits: np.ndarray  # where the split contour can be used: all parts are Gaussians, and at least one is sampled
+    certifies_split: np.ndarray  # `splits`, except sigma < .06 or q < 1e-13, where no split bracket was ever certified
     largest_loss: np.ndarray  # upper bound: `-sum n log(1 - q)` if all parts are sampled Gaussians under add, else inf
 
 
@@ -97,7 +97,7 @@ def reach(parts: Components) -> Reach:
 
 
 def rung_for(needs: np.ndarray, ladder: tuple[Rung, ...] = PLAIN) -> np.ndarray:
-    """Return indices of rungs, (B,): the first with as many points and nodes as `needs`, (B, 2), else the last."""
+    """Return indices (B,) of rungs: the first with at least the points and nodes in `needs`, (B, 2), else the last."""
     fits = [np.all(needs <= (rung.points, rung.nodes), axis=1) for rung in ladder]
     return np.where(np.any(fits, axis=0), np.argmax(fits, axis=0), len(ladder) - 1)
 
@@ -115,7 +115,7 @@ def no_hint(size: int) -> Hint:
 
 
 class Contour(Engine):
-    """Answers for compositions with a Gaussian part, by the contour integral of the characteristic function."""
+    """The engine for compositions with a Gaussian part. It integrates the characteristic function along a contour."""
 
     name = "contour"
     cost = 2e-3
@@ -132,7 +132,7 @@ class Contour(Engine):
         zero = known.splits & (parts.mu2 == 0) & (variation * BOUND_OUTWARD <= delta * (1.0 - slack))
         ceiling = np.where(zero, 0.0, known.largest_loss)
         found = _climb("epsilon", question, known, values, floor, ceiling, np.maximum(floor, 0.0))
-        return Answer(*(np.maximum(end, 0.0) for end in found))  # kernels return negative numbers, but epsilon is >= 0
+        return Answer(*(np.maximum(end, 0.0) for end in found))  # kernels may return negative ends, but epsilon is >= 0
 
     def delta(self, question: Question) -> Answer:
         epsilon, known = question.target, reach(question.parts)
@@ -168,7 +168,7 @@ def _climb(
     rtol = question.effort.rtol
     # `width`: the relative width at which refining ends. `tolerance`: the size of cut-off terms, relative to delta.
     width, tolerance = rtol, 0.04 * rtol
-    if not question.effort.in_search:  # narrower than asked, since this costs the contour little more
+    if not question.effort.in_search:  # a final answer gets a narrower bracket than `rtol`, at little cost
         width, tolerance = 0.5 * min(rtol, max(1e-6, 0.01 * rtol)), TOLERANCE
     width = np.clip(ROUNDING * np.sum(parts.gauss_n, axis=1), width, rtol)  # no rung has less rounding
     near, first = np.zeros(size), np.zeros(size, int)
@@ -205,12 +205,12 @@ def _climb(
             low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
             better = ok & (high - low < upper[rows] - lower[rows])
             estimate[rows] = np.where(better, mid, estimate[rows])
-            # A start from a plain rung is used only if the saddle point approximation is within a factor of 5 of it.
+            # A plain rung's estimate serves as start only if the saddle point approximation is within 5 times of it.
             trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, 5.0)
             for old, new in ((start.value, mid), (start.trust, trust)):
                 old[rows] = np.where(np.isfinite(mid), new, old[rows])
             lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
-            # the difference of the ends of log delta is the relative width of delta's bracket
+            # for log delta, high - low is the relative width of delta's bracket, so it is compared with `width` itself
             narrow = high - low <= width[rows] * (np.abs(high) if quantity == "epsilon" else 1.0)
             done = (ok & narrow) | (upper[rows] <= enough[rows])
             # A plain rung reports how many points and nodes a row needs. The row's next rung is the first rung with at
@@ -256,7 +256,7 @@ def delta_along(
     along : False for `delta_about`, which also climbs to the split rungs and needs every eps near `place`.
     """
 
-    # Finer rungs are left out for `along`: there one contour for many eps takes as long as an answer for each eps.
+    # For `along`, finer rungs are left out: on them, one contour for many eps takes as long as one contour per eps.
     rungs = PLAIN[:5] if along else LADDER
     answers_of = reach(parts)
     answer = Answer(np.zeros(epsilon.shape), np.full(epsilon.shape, np.nan), np.ones(epsilon.shape))
@@ -305,7 +305,7 @@ def delta_along(
 def _agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the brackets, but [0, 1] for those that `quick_bounds` contradicts (without `each`, for the whole row)."""
+    """Return the brackets, but [0, 1] for each that `quick_bounds` contradicts (without `each`, for its whole row)."""
     columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))
     at = epsilon[:, columns]

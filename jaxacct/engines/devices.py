@@ -28,9 +28,9 @@ WORDS = 120
 
 @contextlib.contextmanager
 def double_precision() -> Iterator[None]:
-    """Give JAX float64 inside the block, and make a device that has float64 the default one.
+    """Turn on JAX's float64 inside the block, and make the device that `certifying` returns the default device.
 
-    If no device has float64, JAX takes no data from the host. Then NumPy still works, and functions of JAX raise.
+    If there is no such device, JAX refuses data from the host: functions of JAX raise, and only NumPy works.
     """
     device = certifying()
     with contextlib.ExitStack() as settings:
@@ -69,14 +69,14 @@ def _default() -> jax.Device:
 
 
 def certifying() -> jax.Device | None:
-    """Return the device that certifies: the default one or, with one warning, the host's CPU; None if neither does."""
+    """Return the device to certify on: JAX's default one or, with one warning, the host's CPU; None if neither can."""
     default = _default()
     return default if fault(default) is None else _instead(default)
 
 
 @functools.cache
 def _instead(default: jax.Device) -> jax.Device | None:
-    """Return the host's CPU in place of a device that does not certify, or None if JAX has no CPU. Warn the user."""
+    """Return the host's CPU, or None if JAX has no CPU. Warn the user that `default` cannot compute certificates."""
     try:
         host = jax.local_devices(backend="cpu")[0]
     except RuntimeError:  # JAX_PLATFORMS leaves the CPU out

@@ -2,7 +2,7 @@
 
 First a plan (`LatticePlan`) is made from an approximation of the laws. Then two compositions are made on a lattice: one
 dominates the true composition, the other is dominated by it. Together they give a bracket. Longer lattices follow until
-the bracket is narrow enough or the memory limit is reached. Brackets of several lengths are intersected. A mechanism
+the bracket is narrow enough or the memory limit is reached. The brackets of all lattices are intersected. A mechanism
 may be known only to lie between two pairs of distributions, a lower pair and an upper pair. Then the dominating
 composition is made from the upper pair, and the dominated composition from the lower pair.
 """
@@ -77,7 +77,7 @@ class Case(NamedTuple):
     above: list[LatticePart]  # the laws of the upper pair, which dominates the mechanism
     below: list[LatticePart]  # the laws of the lower pair, which the mechanism dominates; `above` if there is one pair
     rtol: float
-    enough: float  # a bracket with at most this relative width (>= rtol) gets no lattice longer than QUICK
+    enough: float  # no lattice is longer than QUICK once the bracket's relative width is at most this (>= rtol)
     memory_bytes: int
     run: Runner
 
@@ -129,14 +129,14 @@ def epsilon(
         return LatticeAnswer(0.0, 0.0, 0.0, "zero")
     if below is not None and not (laws and others and 0.0 < delta_lower < 1.0):
         return NOTHING
-    # for a mechanism between two pairs, a bracket of this relative width is narrow enough
+    # For a mechanism between two pairs, a bracket of relative width 4e-4 is always narrow enough.
     enough = max(enough, rtol, 0.0 if below is None else 4e-4)
     case = Case(laws, others, rtol, enough, memory_bytes, runner())
     low, high = 0.0, highest_loss(case.above)
     log_delta, share = float(np.log(delta_lower)), share_of(case.rtol)
     plan = plan_for(case.above, None, log_delta, share)
     pieces = case.pieces(plan.cut)
-    least = LOST_MASS * sum(law.count for law in pieces.above)  # least margin for underflow in the bounds of delta
+    least = LOST_MASS * sum(law.count for law in pieces.above)  # the bounds of delta allow at least this for underflow
     if delta_upper <= least or unresolved(case.above, plan, fitting(pieces)[-1]):
         return NOTHING if case.two() else _answer(low, high, case.rtol)
     tried: list[tuple[int, float]] = []
@@ -154,9 +154,9 @@ def epsilon(
             high = crossing(up, delta_lower, low if case.two() else guess, tolerance, high=high)[1]
             middle = high if case.two() else 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
-            # If the bracket is not wide, its middle is an estimate of epsilon, for which a new plan may be made.
+            # Only if the bracket is not wide, `middle` estimates epsilon. Then a new plan may be made for `middle`.
             known = high - low < SAYS_NOTHING * high
-            # A middle above 1e3 times both the plan's eps and `ceiling` is no estimate of epsilon.
+            # A `middle` above 1e3 times both the plan's eps and `ceiling` is too far off for a new plan.
             lost = middle > 1e3 * max(plan.centre, ceiling)
             if near or not known or lost or not np.isfinite(middle) or attempt == ATTEMPTS - 1:
                 break
@@ -335,7 +335,7 @@ def _first(plan: LatticePlan, laws: list[LatticePart], rtol: float) -> int:
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
     """Return whether discretisation adds little to the last bracket, for a mechanism between two pairs.
 
-    The previous bracket was wider only because of discretisation. So the difference of the two widths shows how much
+    The last two brackets differ in width only by discretisation. So the difference of the two widths shows how much
     discretisation still contributes. Widths are compared as log(upper/lower), since relative widths never exceed 1.
     """
     length, width = tried[-1]
