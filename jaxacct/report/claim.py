@@ -1,4 +1,4 @@
-"""One answer that a report states, or why it must not (`Claim`); numbers as text, rounded up or down (`up`, `down`)."""
+"""`Claim`: one answer, and any reason why it must not be claimed. `up` and `down`: a number as text, rounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make the page that states a privacy claim. The page's parts stand in the order in which the signer reads them."""
+"""Make the page that states a privacy claim, in the order in which the signer reads it."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Report:
         return page.html(self.title, self.blocks)
 
     def to_markdown(self) -> str:
-        """Return the page as Markdown, without the picture."""
+        """Return the page as Markdown, without the picture of the attacker's rates."""
         return page.markdown(self.blocks)
 
     def write(self, out: str | os.PathLike[str]) -> None:
@@ -185,7 +185,7 @@ def _refuse_same(subject: Any, out: Path) -> None:
         return
     try:
         same = out.samefile(os.fsdecode(path))
-    except (OSError, ValueError):  # one of the files does not exist, or `path` is no path
+    except (OSError, ValueError):  # one of the files does not exist, or `path` is not a valid path
         return
     if same:
         raise InputError(f"{out}: the report would overwrite what it is about; give another name")

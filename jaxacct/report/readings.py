@@ -34,7 +34,7 @@ class Readings(NamedTuple):
     tpr: Bounds  # the largest true-positive rate at each rate of `fpr`
     advantage: Bounds  # the largest difference between the true-positive rate and the false-positive rate
     prior: float  # the probability, before the output is seen, that the record was used
-    posterior: Bounds  # at each of `FALSE_POSITIVE_RATES`, the largest probability that an accusation is right
+    posterior: Bounds  # largest probability that the record was used if the attacker says so, at `FALSE_POSITIVE_RATES`
     bayes_success: Bounds  # the largest probability, given the prior, that the attacker's guess is right
 
     def rate(self, fpr: float) -> float:
@@ -42,7 +42,7 @@ class Readings(NamedTuple):
         return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
 
     def as_bounds(self) -> Readings:
-        """Return the readings with lower ends 0. They then hold for every mechanism that leaks at most as much."""
+        """Return the readings with lower ends 0. They hold for each mechanism that leaks no more than the one read."""
         tpr, advantage, posterior, success = (
             Bounds(np.zeros_like(b.upper), b.upper, b.upper, "bound", "ok", b.engine)
             for b in (self.tpr, self.advantage, self.posterior, self.bayes_success)
@@ -96,7 +96,7 @@ def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
         if kept and delta >= kept[-1][1]:
             continue
         least = kept[-1][0] + 1e-4 if kept else 1e-4 if epsilon else 0.0
-        epsilon = max(epsilon, least)  # may be raised, since delta of a profile never grows with epsilon
+        epsilon = max(epsilon, least)  # a larger epsilon is safe: the delta of a profile never grows with epsilon
         kept.append((epsilon, delta))
     return PrivacyProfile([e for e, _ in kept], [d for _, d in kept]) if kept else None
 

@@ -1,4 +1,4 @@
-"""The subject of a page: a ledger, a plan, a mechanism or rows of a result, each from an object or from a file."""
+"""What a page is about (its subject): a ledger, a plan, a mechanism or a sweep's result, as an object or in a file."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """The subject of a page."""
+    """What a page reports on, such as a ledger or a plan, with its claims and how to check them."""
 
     what: str  # the kind of subject, in words
     summary: str  # a sentence on what happened, or would happen
@@ -81,7 +81,7 @@ class Subject:
 
 
 def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None) -> Subject:
-    """Return the subject of an object or a file. Refuse options of another kind of subject, and a file that changes."""
+    """Return the subject for `source`. Refuse an option that its kind lacks, and a file that changes meanwhile."""
     if is_frame(source):
         source = read_table(source)
     kind = _kind(source)
@@ -116,7 +116,7 @@ def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, rel
 
 
 def _kind(source: Any) -> str:
-    """Return the kind of a source: "ledger", "result", "plan" or "mechanism". A file of no other kind is a ledger."""
+    """Return the kind of a source: "ledger", "result", "plan" or "mechanism". Take an unknown file for a ledger."""
     for kind, word in ((Ledger, "ledger"), (Plan, "plan"), (Table, "result"), (Mechanism, "mechanism")):
         if isinstance(source, kind):
             return word
@@ -191,7 +191,7 @@ def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, path
 
 
 def _made(mechanism: Mechanism) -> list[str]:
-    """Return lines of Python that make the same mechanism, with every digit of its parameters."""
+    """Return lines of Python that make this mechanism again, with every digit of its parameters."""
     text = mechanism.expression()
     if "..." not in text and len(text) <= _LONGEST_CODE:
         used = [f"from jaxacct import {room}" for room in ("selection", "strategies") if f"{room}." in text]
@@ -316,7 +316,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, path: str) -> Subject:
     lines = [line for headers in ledger.headers.values() for line in headers]
     filtered = any(line.plan.filter for line in lines)
     profile = None
-    if filtered:  # a Renyi filter promises an epsilon at every delta: take points at several deltas
+    if filtered:  # no mechanism describes a Renyi filter, but the filter promises an epsilon at each delta
         promised = ((float(ledger.epsilon(float(d)).upper), float(d)) for d in _DELTAS)
         profile = tuple((e, d) for e, d in promised if np.isfinite(e))
     title = "All runs of the ledger together" if several else f"The run “{safe(names[0])}”"
@@ -345,7 +345,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, path: str) -> Subject:
 
 
 def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
-    """Return a pair (name, text) on the target of the last plan. The text says whether the ledger kept the target."""
+    """Return [("Target of the plan", text)]. The text states the last plan's target, and whether the ledger kept it."""
     plan = ledger.plan
     if plan.target_epsilon is None:
         return [("Target of the plan", "none")]
@@ -379,7 +379,7 @@ def _candidate(ledger: Ledger) -> str:
 
 
 def _spent(ledger: Ledger, delta: float) -> Rows:
-    """Return the table of all releases that count. For several runs, a column shows the epsilon of each run."""
+    """Return the table of all releases that the ledger counts. For several runs, add the epsilon of each run."""
     several, plan, rows = len(ledger.runs) > 1, ledger.plan, []
     for name, spent in ledger.runs.items():
         taken, ahead = ledger.taken_and_ahead(name)
@@ -554,7 +554,7 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Compute a claim again, and claim the larger of both upper ends.  Set `trouble` if the brackets are disjoint."""
+    """Compute a claim again. Claim the larger of the two upper ends. Set `trouble` if the two brackets are disjoint."""
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
     try:
@@ -594,7 +594,7 @@ def _overview(table: Table, listed: list[int], claims: list[Claim], stop: frozen
 
 
 def _cell(name: str, value: Any) -> str:
-    """Write a cell with every digit: with a rounded noise multiplier, a run could cost more than the page says."""
+    """Write a number with every digit. A run with a rounded noise multiplier could cost more than the page says."""
     if isinstance(value, str):
         return safe(value) or "none"
     number = float(value)

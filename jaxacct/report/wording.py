@@ -142,7 +142,7 @@ def about(unit: str, text: str) -> str:
 
 
 def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
-    """Yield a mechanism and the mechanisms inside it. A matrix mechanism is not opened: its own assumption suffices."""
+    """Yield a mechanism and the mechanisms inside it. Leave out those inside a matrix mechanism."""
     yield mechanism
     for one in () if isinstance(mechanism, MatrixMechanism) else mechanism.inside():
         yield from mechanisms_in(one)

@@ -137,16 +137,16 @@ class Profile:
         `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, where delta is this relation's profile [Dong,
         Roth and Su 2022, Proposition 2.12]. Under add_or_remove_one f is the convex envelope of the minimum of the two
         directions' trade-off functions. Both ends are certified: each eps gives a lower bound of f, and the convexity
-        of delta in e^eps gives an upper bound (jaxacct/representations/README.md). The status is "width" if after up
-        to four refinements of the grid of eps the bracket is wider than 1e-7, and wider than `rtol` times its upper
-        end. If the kind is not "certified", only an upper bound of delta is known. Then `lower` follows from this
-        bound, `upper` is 1 - fpr, and the status says whether `lower` was computed this closely.
+        of delta in e^eps gives an upper bound (jaxacct/representations/README.md). The grid of eps is
+        refined up to four times. The status is "width" if the bracket is then still wider than 1e-7, and wider than
+        `rtol` times its upper end. If the kind is not "certified", only an upper bound of delta is known. Then f is
+        computed from this bound, `lower` and the status are those of this computed f, and `upper` is 1 - fpr.
         """
         fpr = check("fpr", fpr, PROBABILITY)
         f = _tradeoff(self, fpr)
         if _is_exact(self):
             return f
-        high = np.clip(1.0 - fpr + 1e-16, f.lower, 1.0)  # by a guess without the output
+        high = np.clip(1.0 - fpr + 1e-16, f.lower, 1.0)  # f <= 1 - fpr, which a guess without the output reaches
         return Bounds(f.lower, f.lower, high, f.kind, f.status, f.engine)
 
     def renyi(self, order: ArrayLike) -> Bounds:
@@ -161,7 +161,7 @@ class Profile:
         """Compute distribution functions of the privacy loss log dP/dQ under P and Q, in one direction, certified.
 
         Let L be the privacy loss, E = e^loss and H(E) = delta(loss). H is convex, so `Q(L > loss) = -dH/dE` lies
-        between two difference quotients of H. From it follows `P(L > loss) = H(E) + E Q(L > loss)`. Narrower brackets
+        between two difference quotients of H. Then `P(L > loss)` is `H(E) + E Q(L > loss)`. Narrower brackets
         of delta give narrower brackets here, but at an atom of the loss a bracket stays as wide as the atom's mass.
         """
         choice("direction", direction, DIRECTIONS)
@@ -171,7 +171,7 @@ class Profile:
         at = side.delta(loss)
         ratio = np.exp(loss)
         least, most = np.zeros(at.shape), np.full(at.shape, np.inf)
-        # Keep the best bound of four distances. A short one is near the derivative, a long one has less rounding error.
+        # Try four distances, keep the best bounds. A short distance is near dH/dE, a long one has less rounding error.
         for distance in (3e-2, 3e-3, 3e-4, 3e-5):
             right, left = side.delta(loss + distance), side.delta(loss - distance)
             rise, fall = np.exp(loss + distance) - ratio, ratio - np.exp(loss - distance)
@@ -182,7 +182,8 @@ class Profile:
         base = (1.0 - most, 1.0 - least)
         # each end is moved outward by 1e-15, which is more than the rounding error of its two terms
         with_record = (1.0 - at.upper - ratio * most - 1e-15, 1.0 - at.lower - ratio * least + 1e-15)
-        # Where `loss` was clipped, one end is 0 or 1: a distribution function does not fall, and lies in [0, 1].
+        # A distribution function does not fall. So if given < loss, its upper end at `loss` holds, its lower end is 0.
+        # If given > loss, its lower end at `loss` holds, and its upper end is 1.
         ends = (
             (np.where(given < loss, 0.0, low), np.where(given > loss, 1.0, high)) for low, high in (with_record, base)
         )
@@ -233,7 +234,7 @@ class Profile:
 
     def gaussian_readings(self, above_fpr: ArrayLike, regret: bool = True) -> tuple[Bounds, Bounds]:
         """Return (`gdp_mu`, `gdp_regret`), or (`gdp_mu`, `gdp_mu`) if `regret` is False."""
-        # Under add_or_remove_one f is its own inverse, which the fit needs. add_one and remove_one have the same mu.
+        # For add_one or remove_one, fit the f of add_or_remove_one: this f is its own inverse, and mu is the same.
         one_sided = self.relation in ("add_one", "remove_one")
         both = replace(self, relation="add_or_remove_one") if one_sided else self
         shape, rows, floor = on_batch(self.mechanism, "above_fpr", check("above_fpr", above_fpr, FLOOR))
@@ -274,7 +275,7 @@ class Profile:
 
         Let `prior` be the probability, before the output is seen, that the record was used, 0 < prior < 1. Let `fpr`
         be the test's false positive rate, and tpr the largest true positive rate at this `fpr`. The answer is
-        `prior tpr / (prior tpr + (1 - prior) fpr)`. If fpr is 0, it is 1 where tpr > 0, and `prior` where tpr is 0.
+        `prior tpr / (prior tpr + (1 - prior) fpr)`. If fpr is 0, the answer is 1 where tpr > 0, else `prior`.
         """
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         fpr = np.asarray(check("fpr", fpr, PROBABILITY))
@@ -285,7 +286,7 @@ class Profile:
         ends = (rate.lower, rate.estimate, rate.upper)
         low, middle, high = (posterior_of(end, prior, fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True))
         low = np.maximum(low, prior * (rate.lower >= fpr))  # if tpr >= fpr, the posterior is at least the prior
-        # the bracket of the posterior may be wide although the bracket of a small true-positive rate is narrow
+        # test the width again: a narrow bracket of a small true-positive rate may give a wide bracket of the posterior
         close = is_narrow(low, high, self.rtol) if _is_exact(self) else self.rtol * rate.upper >= NARROW_ABSOLUTE
         status = np.where((rate.status == "ok") & ~close, "width", rate.status)
         return Bounds(low, np.clip(middle, low, high), high, rate.kind, status, rate.engine)
@@ -298,9 +299,9 @@ class Profile:
         `p + (1 - p) delta_add(log(p/(1 - p)))`, with the profiles delta_remove and delta_add of the two directions. The
         form whose logarithm is at least 0 is evaluated. Without the output the best guess is right with probability
         `max(prior, 1 - prior)`. add_one, remove_one and add_or_remove_one have the same answer, since the attack is
-        the same. Under replace_one the attack says which of two data sets was used, and `prior` is the probability of
-        either one. The same holds under zero_out if an added record may push another out of a batch. Proof:
-        jaxacct/representations/README.md, "Bayes success".
+        the same. Under replace_one the attack says which of two data sets was used. `prior` is the probability of one
+        of them, no matter which. This is so under zero_out too, if an added record may push another out of a batch.
+        Proof: jaxacct/representations/README.md, "Bayes success".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.Gaussian(0.5)).bayes_success(0.1).upper), 8)
@@ -392,12 +393,12 @@ class Profile:
 
     def _certified(self, low: np.ndarray, high: np.ndarray, like: Bounds) -> Bounds:
         low, high = np.clip(low, 0.0, 1.0), np.clip(high, 0.0, 1.0)
-        known = like.ok & (np.asarray(like.kind) != "certified")  # no option narrows what a guarantee leaves open
+        known = like.ok & (np.asarray(like.kind) != "certified")  # if delta is only a bound, any width is ok
         status = np.where((high - low <= 1e-3) | known, "ok", "width")
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
     def deltas_of(self, rows: np.ndarray) -> Deltas:
-        """Return a function of (epsilon, some): delta at epsilon, by `_curve`, of the configurations `rows[some]`."""
+        """Return the function (epsilon, some) -> delta of the configurations `rows[some]` at `epsilon`, by `_curve`."""
         single = batch_shape(self.mechanism) == ()
 
         def deltas(epsilon: np.ndarray, some: np.ndarray) -> Bounds:
@@ -449,12 +450,12 @@ def profile(
 
 
 def _is_exact(profile: Profile) -> bool:
-    """Return whether both ends of the profile's deltas are known."""
+    """Return whether delta is bracketed from both sides. If not, only an upper bound of delta is known."""
     return profile.mechanism.kind_of_bracket(profile.relation) == "certified"
 
 
 def _curve(profile: Profile, epsilon: np.ndarray) -> Bounds:
-    """Return delta. If only an upper bound of delta is known and it is ok, return this bound as both ends."""
+    """Return the bracket of delta. If only an upper bound is known and its status is ok, both ends are this bound."""
     found = profile.delta(epsilon)
     if _is_exact(profile):
         return found
@@ -477,7 +478,7 @@ def _mu_of_gaussians(profile: Profile) -> np.ndarray:
 
 
 def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
-    """Bracket f(fpr) by three values of `_curve`. Where the bracket is wide, narrow it by a grid of slopes.
+    """Bracket f(fpr) from three values of delta. Where this bracket is wide, narrow it from delta at a grid of eps.
 
     If the kind is not "certified", the upper end is no bound of the true f.
     """
@@ -490,9 +491,9 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     by_contours = profile.engine == "auto" and not exact[rows[quick]].any()
     deltas_of = (replace(profile, engine="contour") if by_contours else profile).deltas_of
     if quick.size:
-        # Find the rows that skip the secants, which find no slope if nearly all mass is at one loss (little noise).
+        # Search the best eps only where the bounds of f from delta(0) are wide, and delta(0) itself is precise.
         at_zero = deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
-        # 1 - fpr - delta(0) <= f(fpr) <= 1 - fpr, a narrow bracket where next to nothing leaks
+        # 1 - fpr - delta(0) <= f(fpr) <= 1 - fpr. This bracket is narrow where delta(0) is small.
         low[quick] = np.maximum(1.0 - wanted[quick] - at_zero.upper[0] - 1e-15, 0.0)
         # f(a) = 1 - delta(0) - a at some rate a <= 1 - delta(0), and f does not rise
         most = 1.0 - at_zero.lower[0] + 1e-15
@@ -570,14 +571,14 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         eps = float(some.epsilon(min(1.000001 * floor + tail, 0.5)).upper)
         return min(eps, 700.0) if np.isfinite(eps) else FARTHEST_EPSILON
 
-    # Only these rates need a grid of eps: f(1) is 0, and for f(0) the one eps `farthest` is added below.
+    # Only rates in (0, 1) need a grid of eps: f(1) is 0, and for f(0) the one eps `farthest` is added below.
     inner = fpr[(fpr > 0.0) & (fpr < 1.0)]
     least, most = (float(inner.min()), float(inner.max())) if inner.size else (0.5, 0.5)
-    # The best eps of a rate a is bounded. If it is x > 0, e^x a <= 1. If it is -x < 0, x <= log 2 + y, where y is the
-    # eps at which delta of the reverse direction is (1 - a)/2. Below, 1.7 stands for log 2 and 1 more.
+    # The best eps of a rate a is bounded. A best eps x > 0 has e^x a <= 1. A best eps -x < 0 has x <= log 2 + y, where
+    # y is the eps at which delta of the reverse direction is (1 - a)/2. Below, 1.7 is log 2 plus a margin of 1.
     farthest = reached(profile.relation, 1e-10)
     highest, lowest = min(farthest, -np.log(least)), min(farthest, 20.0 - np.log1p(-most))
-    if inner.size > 1:  # for a single rate, the search for `back` takes longer than the shorter grid saves
+    if inner.size > 1:  # for a single rate, computing `back` takes more time than the shorter grid saves
         back = reached(REVERSED.get(profile.relation, profile.relation), 0.45 * (1.0 - most)) + 1.7
         lowest = min(lowest, back)
     # the slope e^eps = 0, at which delta is 1, is added to this grid below
