@@ -23,7 +23,7 @@ _CLOCK = threading.local()
 
 
 class NotCovered(Exception):
-    """The verifier has no definition of the mechanism; the message names it."""
+    """The verifier has no definition of the mechanism that the message names."""
 
 
 class OutOfTime(Exception):

@@ -333,7 +333,7 @@ class _Configuration:
                     simple = enclose(composition, ball(epsilon))
                     wide = simple if simple.is_finite() else wide
                 if len(names) > 1:
-                    # a direction that Chernoff's bound shows to leak less than the other needs no closer enclosure
+                    # if Chernoff's bound shows a direction to have the smaller delta, `_enclosures` skips it
                     try:
                         with until(self.deadline):
                             most = delta_enclosure.at_most(composition, epsilon)

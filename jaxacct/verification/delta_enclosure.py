@@ -374,7 +374,7 @@ def _without(items: list[Any], i: int) -> list[Any]:
 
 
 def _distinct(steps: list[_Step]) -> list[tuple[int, int]]:
-    """Return the index of the first step of each law, and the number of steps with that law."""
+    """Return a pair for each distinct law: the index of its first step, and the number of steps with this law."""
     keys = [step.law.key for step in steps]
     return [(i, keys.count(key)) for i, key in enumerate(keys) if key not in keys[:i]]
 
