@@ -271,7 +271,7 @@ def power(exponents: Any, dtype: Any) -> Any:
 
 @inlined
 def scaled(values: Any, exponents: Any) -> Any:
-    """Return values * 2^e; 0 where e is below twice the dtype's least exponent.  e may be up to twice the largest."""
+    """Return values * 2^e; 0 if e is below twice the dtype's least exponent.  e is at most twice the largest one."""
     half = exponents >> 1
     return values * power(half, values.dtype) * power(exponents - half, values.dtype)
 
@@ -293,7 +293,7 @@ def sum_squares(values: Any) -> Any:
 
 @inlined
 def blocked_sum(values: Any) -> Any:
-    """Sum non-negative terms in levels of blocks.  The relative error of a level is at most that of 63 additions."""
+    """Sum terms >= 0 in blocks, then the block sums, etc.  A level has at most the relative error of 63 additions."""
     flat = values.reshape(-1)
     while flat.size > BLOCK:
         flat = jnp.pad(flat, (0, -flat.size % BLOCK)).reshape(-1, BLOCK).sum(1)
@@ -301,7 +301,7 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """Return the fraction taken off a clip norm for rounding errors, in norms of arrays of `sizes` and in scaling."""
+    """Return a clip norm's relative margin for rounding errors in scaling and in norms of arrays of these sizes."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 

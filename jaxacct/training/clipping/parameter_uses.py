@@ -33,7 +33,7 @@ Step = tuple[int, int]  # (size, stride) of an axis, or of a part of an axis
 
 @dataclass(frozen=True)
 class Product:
-    """Rule that writes the gradient of y = op(x, w) with respect to w as sums of products x_t dy_t^T, one sum a group.
+    """Rule that gives the gradient of y = op(x, w) in w as sums of products x_t dy_t^T.  Each group has its own sum.
 
     matrix : a function of (x, dy), where dy is the cotangent of y.  It returns an array of all x_t, of shape
         (groups, rows, K), and an array of all dy_t, of shape (groups, rows, M).
@@ -43,7 +43,7 @@ class Product:
 
     other: int  # index of x among the operands of op
     output: Any  # the shape and dtype of y
-    groups: tuple[int, ...]  # the axes of w that are merged, in this order, into the axis of the groups
+    groups: tuple[int, ...]  # the batch axes of w; merged in this order, they are the axis of the groups
     left: tuple[int, ...]  # the axes of w that are merged into the axis of length K
     right: tuple[int, ...]  # the axes of w that are merged into the axis of length M
     matrix: Callable[[Any, Any], tuple[Any, Any]]
@@ -77,7 +77,7 @@ def _conv(eqn: Any, operand: int) -> Product | None:
     if operand != 1 or p["feature_group_count"] != 1 or p["batch_group_count"] != 1:
         return None
     spec = p["dimension_numbers"]
-    kernel = [eqn.invars[1].aval.shape[i] for i in spec.rhs_spec]  # sizes: output features, input features, each width
+    kernel = [eqn.invars[1].aval.shape[i] for i in spec.rhs_spec]  # [output features, input features, *window widths]
     y = eqn.outvars[0].aval
     first, last = ([x_spec[0], *x_spec[2:], x_spec[1]] for x_spec in (spec.lhs_spec, spec.out_spec))
     if y.size == 0 or 0 in kernel:
@@ -128,7 +128,7 @@ def _embedding(eqn: Any, operand: int) -> Product | None:
         inside = rows >= 0
         if shape[0] <= jnp.iinfo(rows.dtype).max:
             inside &= rows < shape[0]
-        # A row number out of range reads no row of the parameter.  It becomes `shape[0]`, which adds no gradient.
+        # A row number out of range reads no row of the parameter.  So set it to `shape[0]`, the index of a zero x_t.
         rows = jnp.where(inside, jnp.where(inside, rows, 0).astype(jnp.int32), shape[0])
         return rows[None], jnp.where(inside[:, None], dy, 0)[None]
 
@@ -153,7 +153,7 @@ class Written:
     """Trace in which calls of jit are replaced by the called operations."""
 
     closed: ClosedJaxpr
-    inner: dict[int, Written]  # {index of a loop or checkpoint that a parameter enters: its body}
+    inner: dict[int, Written]  # {index of a loop or checkpoint with a parameter as operand: its body}
 
 
 @dataclass
@@ -213,7 +213,7 @@ def _follow(
 
 
 def _viewed(eqn: Any, view: View) -> View | None:
-    """Return the view that an operation makes of a view, for example by a reshape; None if the result is no `View`."""
+    """Given an operation on a view, such as a reshape, return the result as a `View`; None if no `View` fits it."""
     name, params, shape = eqn.primitive.name, eqn.params, eqn.outvars[0].aval.shape
     if name == "convert_element_type":
         if not jnp.issubdtype(params["new_dtype"], jnp.floating):
@@ -234,7 +234,7 @@ def largest(dtype: Any) -> float:
 
 
 def _inside(eqn: Any, operand: int, view: View) -> View | None:
-    """Return the view that the body of a loop or checkpoint gets as this operand; None for a carry: it may change."""
+    """Return the view that a loop or checkpoint hands to its body; None for a carry, whose values may change."""
     if eqn.primitive.name != "scan":
         return view
     length, constants = eqn.params["length"], eqn.params["num_consts"]
@@ -263,11 +263,11 @@ def _smooth(var: Any) -> bool:
 class View:
     """All entries of a parameter or, inside loops over its slices, the entries of one slice.
 
-    loops : the loops around the view, outermost first.  Each is a pair: the number of iterations, and the steps of the
-        axis that the loop iterates over.  The steps are None if all iterations get the same entries.
+    loops : the loops around the view, outermost first.  Each is a pair: the number of iterations, and the `Step` pairs
+        of the axis that the loop iterates over.  If all iterations get the same entries, None replaces these pairs.
     """
 
-    axes: tuple[tuple[Step, ...], ...]  # for each axis, its steps (size, stride)
+    axes: tuple[tuple[Step, ...], ...]  # for each axis, its `Step` pairs (size, stride)
     narrow: Any  # among the dtypes that the entries were cast to, the one with the smallest range
     loops: tuple[tuple[int, tuple[Step, ...] | None], ...] = ()
 
@@ -300,7 +300,7 @@ class View:
 
 
 def merged(steps: Any) -> tuple[Step, ...]:
-    """Merge steps into the fewest that visit the same entries in the same order."""
+    """Merge (size, stride) pairs into the fewest pairs that visit the same entries in the same order."""
     out: list[Step] = []
     for size, stride in steps:
         if out and out[-1][1] == size * stride:
@@ -356,6 +356,6 @@ def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -
 
 
 def _checkpoint(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """Run a body under `jax.checkpoint`, so the backward pass repeats it.  Return its outputs and operands of uses."""
+    """Run a body under `jax.checkpoint`, so the backward pass repeats the body.  Return what the body returns."""
     settings = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
     return jax.checkpoint(body, **settings)(operands, dict(taps))

@@ -57,7 +57,7 @@ def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def computed_once(true: Any, function: Callable[[], Any]) -> Any:
-    """Return ``function()``, a pytree.  A branch on ``true`` (see `unfolded_true`) computes each of its arrays once."""
+    """Return the pytree ``function()``.  It is computed in a branch on ``true`` (see `unfolded_true`), so only once."""
     traced, shapes = jax.make_jaxpr(function, return_shape=True)()
     outputs = jax.lax.cond(
         true,
@@ -68,7 +68,7 @@ def computed_once(true: Any, function: Callable[[], Any]) -> Any:
 
 
 def as_data(true: Any, places: Sequence[int]) -> list[Any]:
-    """Return offsets as arrays whose values the compiler does not know.  So slices at these offsets share code."""
+    """Return offsets as arrays whose values the compiler does not know.  So slices of one size share compiled code."""
     return computed_once(true, lambda: [np.int32(place) for place in places])
 
 
@@ -88,7 +88,7 @@ def _true(*bits: Any) -> Any:
 
 @_true.def_vmap
 def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[Any, bool]:
-    """Return one unbatched True.  With a True for each member, vmap would run both sides of a branch on it."""
+    """Return one True for the whole batch.  With a batch of Trues, vmap would run both sides of a branch."""
     return _true(*(value[0] if many else value for value, many in zip(bits, batched, strict=True))), False
 
 
@@ -103,7 +103,7 @@ def words_of(leaf: Any) -> Any:
 
 
 def contents(closed: ClosedJaxpr) -> tuple[list[Any], set[str]]:
-    """Return (constants, names of operations) of a trace, including those of the traces inside it."""
+    """Return (constants, names of operations) of a trace and of all traces inside it."""
     constants: list[Any] = []
     primitives: set[str] = set()
 

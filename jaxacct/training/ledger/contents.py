@@ -48,7 +48,7 @@ class _Partition:
     dearest: list[float] = field(default_factory=list)  # the noise multipliers that set the cost
 
     def has_room_for(self, entry: Step) -> bool:
-        """Return whether a step can join: its batch rule, rate and groups fit, and a round has a free slot."""
+        """Return whether a step can join: its batch rule, rate and groups are the same, and a round has a free slot."""
         first, share, groups = self.first, self.first.sampling_probability, self.first.groups
         if first.sampling != entry.sampling or first.sampling == rules.FIXED:
             return first.sampling == entry.sampling
@@ -61,7 +61,7 @@ class _Partition:
         return share == entry.sampling_probability and not full
 
     def goes_on(self, plan: Plan, step: int) -> bool:
-        """Return whether a plan's step can join.  If passes draw new batches, the entries must be of this pass."""
+        """Return whether a plan's step can join.  If passes draw new batches, entries must be of the step's pass."""
         if plan.sampling == rules.ORDER and step in self.steps:
             return self.first.sampling == rules.ORDER
         _, first, last = plan.pass_of(step)
@@ -72,7 +72,7 @@ class _Partition:
         """Return what `dearest` is after more entries (step number, noise multiplier), at most one for each step.
 
         The cost of several Gaussians grows with the sum of their 1/sigma^2.  So the step with the largest sum counts.
-        No such sum orders the sampled Gaussians of cyclic Poisson sampling.  There the noise multipliers of each step
+        Under cyclic Poisson sampling no such sum tells which step costs most.  So the noise multipliers of each step
         are sorted, and item i of `dearest` is the smallest item i of all steps.
         """
         dearest = self.dearest
@@ -91,9 +91,9 @@ class _Partition:
         return change
 
     def _releases(self, noise: list[float]) -> list[Release]:
-        """Return the releases that count if `dearest` is `noise`: one for a round, else one per noise multiplier."""
+        """Return the partition's releases if `dearest` is `noise`: one for a round, else one per noise multiplier."""
         if self.first.sampling == rules.ALLOCATION and len(noise) > 1:
-            # for 1000 terms `cost` has a relative error below 2^-40, so the result is at most the exact joint noise
+            # up to 1000 terms `cost` has a relative error below 2^-40: the factor keeps the noise below the exact one
             noise = [(1.0 - 2.0**-40) / cost(noise)]
         return [release_of_pass(self.first.sampling, sigma, self.first.sampling_probability) for sigma in noise]
 
@@ -120,12 +120,12 @@ class Spent:
     last: Step | None = None  # the last step entry
     next: int = 0  # the number of the step that follows the last entry
     looks: Seen | None = None  # the `Seen` entry of the current plan, or None
-    owed: Counter[Release] = field(default_factory=Counter)  # the rest of replaced plans whose outputs were seen
-    shared: int | None = 0  # the first step with correlated noise (cyclic Poisson sampling); None: there is none yet
+    owed: Counter[Release] = field(default_factory=Counter)  # untaken steps of replaced plans whose outputs were seen
+    shared: int | None = 0  # the first step with correlated noise (cyclic Poisson sampling); None before that
 
     @property
     def of_tunings(self) -> bool:
-        """Whether all entries of the run are notes of tunings, and there is at least one."""
+        """Whether the run has entries, and each of them is the cost of a hyperparameter tuning."""
         tuned = [entry.note.startswith("tuning") for entry in self.noted]
         return all(tuned) and bool(tuned) and not (self.numbers or self.torn)
 
@@ -136,7 +136,7 @@ class Spent:
         return next((int(step) for step in steps if step.isdecimal()), None)
 
     def has_early_stop(self, plan: Plan) -> bool:
-        """Return whether the run has the entry that counts the answers of the plan's early stop."""
+        """Return whether an entry of the run already counts the plan's early stop as spent."""
         noted = (entry.mechanism for entry in self.noted if entry.note == EARLY_STOP)
         return plan.early_stop is not None and plan.early_stop.mechanism in noted
 
@@ -174,11 +174,11 @@ class Spent:
         self._release(entry)
 
     def leads_to(self, now: Turn) -> bool:
-        """Return whether step `now` needs no extra release for the noise that it shares with earlier steps."""
+        """Return whether step `now` is the first, a repeat, or follows the last.  If not, it costs one more release."""
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
-        """Count an entry outside of partitions as one release, whose rate is 1 if the batch rule has passes."""
+        """Count an entry outside of partitions as one release.  Its rate is 1 if the batch rule has passes."""
         share = 1.0 if entry.sampling in rules.BY_PASS else entry.sampling_probability
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
@@ -192,7 +192,7 @@ class Spent:
             partition.dearest = dearest
 
     def of_pass(self, plan: Plan, step: int) -> _Partition | None:
-        """Return the partition of the pass through the groups with a plan's step; None if this pass has no entries."""
+        """Return the partition of a step's pass under cyclic Poisson sampling; None if the pass has no entries."""
         if not _inside(self.numbers, *plan.pass_of(step)[1:]):
             return None
         turns = (each for each in self.partitions.values() if each.first.sampling == rules.CYCLIC)
@@ -210,7 +210,7 @@ def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
 
 
 def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Replace similar releases by stand-ins that cost at most as much: of the most noise and lowest rate among them."""
+    """Replace similar releases by stand-ins that cost at most as much (README.md, "Many releases that differ")."""
     return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer=False))
 
 
@@ -233,7 +233,7 @@ def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counte
 
 
 def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str | None) -> Bounds:
-    """Return epsilon of some runs, each given as (spending, `Run` entries), by README.md, "What may be claimed"."""
+    """Return bounds of epsilon of runs (spending, `Run` entries) by the rules of README.md, "What may be claimed"."""
     relations = {line.plan.relation for _, headers in runs for line in headers}
     if relation is None:
         if len(relations) > 1:
@@ -262,7 +262,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         return _composed([spent for spent, _ in runs], delta, relation)
     if len(orders) > 1 or relations != {relation}:
         raise InputError("the runs have Renyi filters of different orders or relations; ask for one run at a time")
-    used = 0.0  # Renyi divergence at the filters' order
+    used = 0.0  # the sum of the runs' Renyi divergences at the filters' order
     for (spent, _), several in zip(runs, every, strict=True):
         renyi = float(renyi_curve(total([spent]), [*orders], relation).values[0])
         budget = max((one.budget for one in several), default=renyi)
@@ -272,13 +272,13 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
 
 
 def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
-    """Return epsilon of all runs together.  If more than MANY_RELEASES releases differ, stand-ins widen the bounds."""
+    """Return bounds of the runs' joint epsilon, wider ones if there are more than MANY_RELEASES different releases."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
     most = account.epsilon(total(several, at_most), delta, relation=relation)
     least = account.epsilon(total(several, at_least), delta, relation=relation)
     lower, upper = float(least.lower), float(most.upper)
-    narrow = upper - lower <= 1e-4 * upper  # up to the same width `jaxacct.epsilon` returns the status "ok"
+    narrow = upper - lower <= 1e-4 * upper  # `jaxacct.epsilon`, too, returns the status "ok" up to this width
     status = most.status if not most.ok else least.status if not least.ok else "ok" if narrow else "width"
     kind = weakest([str(most.kind), str(least.kind)])
     return Bounds(lower if kind == "certified" else 0.0, float(most.estimate), upper, kind, status, most.engine)
@@ -305,7 +305,7 @@ class Contents:
         return added(self._known(name) for name in self._names(run))[0]
 
     def spent(self, run: str | None = None) -> Mechanism:
-        """Return all releases that count, with those of `promised`, of one run or of all runs, as one mechanism."""
+        """Return all releases of one run or of all runs as one mechanism.  The releases of `promised` count, too."""
         return total([self.counting(name) for name in self._names(run)])
 
     def epsilon(
@@ -327,7 +327,7 @@ class Contents:
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
 
     def epsilon_of_entries(self, delta: float, relation: str | None = None, run: str | None = None) -> Bounds:
-        """Return epsilon of the entries alone: no valid claim if outputs of a run may have decided where it ended."""
+        """Return epsilon of the entries alone.  It is no valid claim if outputs may have decided where a run ended."""
         return claim([(self._known(name), self.headers[name]) for name in self._names(run)], delta, relation)
 
     def counting(self, run: str, whole: bool = False) -> Spent:
@@ -350,7 +350,7 @@ class Contents:
         return promised
 
     def taken_and_ahead(self, run: str) -> tuple[Counter[Release], Counter[Release]]:
-        """Return, for a run, (releases so far that `promised` does not take away, releases that `promised` adds)."""
+        """Return (releases of a run so far, without those that `promised` removes; releases that `promised` adds)."""
         change = self.promised(run)
         return self.runs[run].releases - -change, +change
 
@@ -363,7 +363,7 @@ class Contents:
         return [name for name in ended if self.promised(name, whole=True)]
 
     def choice(self, run: str) -> Plan | None:
-        """Return the last plan with repetitions of a run with steps.  The steps' cost omits the choice among K runs."""
+        """If a run has steps, return its last plan with repetitions.  The steps' cost omits the choice among K runs."""
         spent, plans = self._known(run), [line.plan for line in self.headers[run] if line.plan.repetitions is not None]
         return plans[-1] if plans and (spent.numbers or spent.torn) else None
 
@@ -377,7 +377,7 @@ class Contents:
             header = self.headers[entry.run][-1]
             if entry.until > header.plan.steps:
                 raise InputError(f"{self.path}: until = {entry.until} is beyond the plan of run {entry.run!r:.60}")
-            if header.version == 2:  # `until` could be too small there
+            if header.version == 2:  # version 2 could write too small an `until`: count the whole plan
                 entry = entry._replace(until=header.plan.steps)
         spent.add(entry)
 
@@ -415,7 +415,7 @@ class Contents:
         return Torn(name, noise, 1.0 if sampling == rules.ALLOCATION else rate, sampling)
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
-        """Return whether a plan's target and filter allow its next `steps` steps on top of the counted ones."""
+        """Return whether a plan's target and filter allow its next `steps` steps on top of all that counts so far."""
         held, others = _held(plan, self, self.run)
         if not _filter_leaves_room(plan, self, self.run):
             return False
@@ -473,7 +473,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
         found[alone(plan.at(step).noise_multiplier)] += 1
     for segment, low, high in _pieces(plan, step, first):
         found[alone(segment.noise_multiplier)] += high - low
-    # the groups of cyclic Poisson sampling stay the same, so without a label a step joins the entries of its pass
+    # cyclic Poisson sampling keeps its groups, so without a label a step joins the earlier entries of its pass
     anew = label is not None or plan.sampling != rules.CYCLIC
     passes = [(step, stop, partition if fits else None if anew else spent.of_pass(plan, step))] if first == step else []
     if plan.sampling == rules.CYCLIC and first < end and _inside(spent.numbers, stop, plan.pass_of(end - 1)[2]):
@@ -486,7 +486,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
         apart = spent.numbers if shares else own.steps if plan.sampling == rules.ORDER else ()
         joining = []
         for segment, low, high in _pieces(plan, begin, until):
-            again = _inside(apart, low, high)  # steps with an entry; a second entry counts outside of the pass
+            again = _inside(apart, low, high)  # steps that have an entry; their second one counts outside of the pass
             inside = [number for number in _inside(own.steps, low, high) if number not in apart]
             joining += [(number, segment.noise_multiplier) for number in inside]
             joining += [(-1, segment.noise_multiplier)] if high - low > len(again) + len(inside) else []
@@ -559,7 +559,7 @@ def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Cou
 
 
 def _filter_leaves_room(plan: Plan, ledger: Contents, run: str) -> bool:
-    """Return whether a plan with a filter meets its target if `claim` counts the largest filter budget of the run."""
+    """Return whether a plan with a filter meets its target if the run costs the largest of its filters' budgets."""
     if plan.filter is None or plan.target_epsilon is None:
         return True
     beside = [(ledger.counting(name), ledger.headers[name]) for name in counted(plan, ledger, run) if name != run]

@@ -36,7 +36,7 @@ class Run(NamedTuple):
     run: str
     by: str
     plan: Plan
-    version: int = _VERSION  # of the format
+    version: int = _VERSION  # the version of the ledger format
 
     @property
     def told(self) -> bool:
@@ -70,7 +70,7 @@ class Step(NamedTuple):
 
     @property
     def turn(self) -> Turn:
-        """The step as a `Turn`."""
+        """The step as a `Turn`, which tells whether it follows another step."""
         return Turn(self.step, self.groups, self.noise_multiplier)
 
 
@@ -112,7 +112,7 @@ BEGINNING = Chain(0, b"")
 
 def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
     """Return a line as bytes that end in its checksum, and the `Chain` of all lines up to this one."""
-    # only truncated batches have `cap` and `dataset_size`, only cyclic ones have `groups`; a 0 is not written
+    # leave out `cap`, `dataset_size` and `groups` where they are 0: the step's batch rule does not have them
     fields = {name: x for name, x in line._asdict().items() if x or name not in ("cap", "dataset_size", "groups")}
     if isinstance(line, Run):
         head = {"format": _FORMAT, "version": _VERSION, "run": line.run, "by": line.by}

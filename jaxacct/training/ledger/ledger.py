@@ -36,7 +36,7 @@ class Mark(NamedTuple):
 
 def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
     """Return (path, open file) of a new file beside `place`.  Only its owner can read it.  Errors name `path`."""
-    name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # at most 255 bytes with the ending below
+    name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # so `temporary` has at most 255 bytes
     temporary = place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
     with writing(path):
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
