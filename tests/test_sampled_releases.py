@@ -335,3 +335,8 @@ def test_a_bound_on_the_add_direction_is_searched_to_its_end():
     rows = ja.epsilon(once, [1e-3, 4e-6], relation="add_one").upper
     np.testing.assert_allclose(rows[1], found.upper, rtol=1e-4)
     assert np.all(ja.delta(once, rows, relation="add_one").upper <= [1e-3, 4e-6])
+
+
+def test_huge_noise_of_a_replaced_record_leaks_nothing():
+    step = ja.PoissonSampled(ja.Laplace(1e200), 0.1)
+    assert float(ja.epsilon(step, 1e-6, relation="replace_one").upper) == 0.0

@@ -22,6 +22,8 @@ FAR_LOSS = 1e300
 """Losses from here on count as infinite."""
 MASS_ROUNDING_UNITS = 8.0
 """Relative error, in units of ROUNDOFF, of each of a mass's two terms. `pair_of_profile` adds both to the mass."""
+LEAST_POINT = 1e-12
+"""A smaller first epsilon counts as 0, since the masses of its pair would be lost to rounding."""
 
 
 @register
@@ -142,6 +144,12 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
     A delta that is NaN is unknown, and counts as 1.
     """
     delta, reverse = (np.where(np.isnan(x), 1.0, x) for x in (delta, reverse))
+    if 0.0 < epsilon[0] < LEAST_POINT:  # delta(0) <= delta(eps) + eps
+        first = np.append(epsilon[0] * (1.0 + 4.0 * ROUNDOFF), np.zeros(epsilon.size - 1))
+        delta, reverse = (
+            np.minimum((x + first) * (1.0 + 4.0 * ROUNDOFF * (first > 0.0)), 1.0) for x in (delta, reverse)
+        )
+        epsilon = np.where(first > 0.0, 0.0, epsilon)
     # H_a(P || Q) falls as `a` grows. So its value 1 - a + a * reverse at a = e^-eps <= 1 bounds it at every a >= 1.
     fall = np.minimum.accumulate
     across_f, across_r = (np.min(-np.expm1(-epsilon) + x * np.exp(-epsilon)) for x in (reverse, delta))

@@ -133,7 +133,8 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
     share = np.exp(eps - grid)
     whole = q * ((1.0 - share) * np.minimum(removed, replaced) + share * replaced)
     whole *= 1.0 + 64.0 * ROUNDOFF * (1.0 + grid)
-    delta = np.minimum(np.minimum(whole, _one_after_the_other(grid, removed, added, eps, q)), 1.0)
+    # neighbouring e^loss may be equal in float64; then the second bound is NaN
+    delta = np.minimum(np.fmin(whole, _one_after_the_other(grid, removed, added, eps, q)), 1.0)
     keep = np.isin(eps, spaced(eps))
     return pair_of_profile(eps[keep], delta[keep], delta[keep])
 
@@ -151,7 +152,8 @@ def _one_after_the_other(
     both_sides = []
     for ahead, back in ((removed, added), (added, removed)):
         value = np.concatenate([(1.0 - decay + decay * back[:0:-1]) * (1.0 + 8.0 * ROUNDOFF) + 4.0 * ROUNDOFF, ahead])
-        slope = np.concatenate([[0.0], np.abs(np.diff(value) / np.diff(at)), [0.0]])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            slope = np.concatenate([[0.0], np.abs(np.diff(value) / np.diff(at)), [0.0]])
         # the added term bounds the effect of the rounding of e^loss
         both_sides.append(value + 16.0 * ROUNDOFF * at * np.maximum(slope[1:], slope[:-1]))
     first, value = both_sides
