@@ -442,7 +442,7 @@ cuts off."""
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
-    """Return delta of n DP-SGD runs at (K, n) real epsilons. `profile_at` answers where one contour does not."""
+    """Return delta of n DP-SGD runs at (K, n) real epsilons. `profile_at` answers runs that one contour does not."""
     ends = np.zeros((3, *epsilon.shape))
     one_contour = np.all(epsilon >= 0.0, axis=0)
     with np.errstate(all="ignore"):

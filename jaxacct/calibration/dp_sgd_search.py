@@ -228,8 +228,8 @@ def checked(
 def search_for(goal: Goal, evaluate: Any) -> Search:
     """Return the search for a goal.
 
-    The least protective limit is tried first where the rate is the unknown, and where the record is sampled with
-    probability at most delta.
+    The search tries the least protective limit of the unknown first in two cases: the unknown is the sampling rate, or
+    the record is sampled with probability at most delta.
     """
     size = goal.epsilon.size
     first = np.full(size, True)

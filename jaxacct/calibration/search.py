@@ -427,10 +427,10 @@ def _secant(
 
 
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:
-    """Search for the least protective whole number that holds.
+    """Search for the least protective whole number that meets the target ("holds").
 
-    The search goes outwards from the start in growing strides. Once one number holds, and another that protects less
-    does not, the search goes on between these two.
+    The search goes outwards from the start in growing strides. Once one number meets the target, and another that
+    protects less misses it, the search goes on between these two.
     """
     low, high = search.lowest[rows], search.highest[rows]
     # the direction in which values protect less ("bolder")

@@ -180,7 +180,7 @@ def deltas(
 ) -> list[LatticeAnswer]:
     """Return brackets of delta_fin(eps) = E_P[(1 - e^{eps - L})_+ ; L finite] of configuration rows[i] at epsilon[i].
 
-    Rows with equal components are one configuration and share compositions. Other arguments are as for `epsilon`.
+    Rows with equal components are one configuration and share compositions. The function `epsilon` explains the rest.
     """
     answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok") if below is None else NOTHING] * len(rows)
     run = runner()

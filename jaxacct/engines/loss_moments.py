@@ -186,7 +186,7 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
     count = np.ceil((top - bottom) / step) + 1.0
     count = np.where(np.isfinite(count), np.minimum(count, MOST_NODES), MOST_NODES)
     low, high = np.full(sigma.size, -np.inf), np.full(sigma.size, np.inf)
-    # Where so few nodes bound nothing (`_evaluate`), no node is computed.
+    # If a row's `count` of nodes is too small to give any bound (`_evaluate`), none of its nodes is computed.
     useful = 2.0 * np.pi * height * (count - 1.0) / (top - bottom) > growth + np.log(2.0 / LARGEST_ERROR)
     order = np.flatnonzero(useful)[np.argsort(count[useful])]
     start = 0

@@ -221,7 +221,7 @@ def _search(
 
 
 def _moved(v: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Return v after a Newton step. For v < 0, where eps is about top e^v, the step multiplies eps by 1 + `step`."""
+    """Return v after a Newton step. If v < 0, eps is nearly proportional to e^v, and grows by some `step` times eps."""
     return v + np.where(v < 0.0, np.log1p(np.clip(step, -0.95, 1e9)), np.clip(step, -3.0, 3.0))
 
 
@@ -235,8 +235,8 @@ def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarra
 def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return a v at which an estimate of delta is near the target, and the slope of log delta at this v.
 
-    `_search` defines v. The steps are secant steps in an interval. delta falls by at most 1 per unit of e^eps. The left
-    end of the interval is about the eps at which delta, falling so steeply, would reach the target. The interval is
+    `_search` defines v. The steps are secant steps in an interval. delta falls by at most 1 per unit of e^eps. If delta
+    fell at this rate from eps = 0, it would reach the target near the left end of the interval. The interval is
     bisected instead if the secant step would leave it, or if the last step did not halve |log(delta/target)|.
     """
 
@@ -380,7 +380,7 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
     logs = -0.5 * survey.u**2 + 2.0 * y + bend + np.log(np.maximum(rate, 1e-300))
     logs = 0.25 * np.where(np.isnan(logs), -np.inf, logs)
     top = np.max(logs, axis=1, keepdims=True)
-    # The quotient is at least e^-20, so that cells are placed everywhere.
+    # The density is divided by its largest value. A quotient below e^-20 is raised to e^-20, so cells are everywhere.
     return np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0.0), -20.0))
 
 

@@ -352,7 +352,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 
 
 def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-    """Broadcast values against a batch of mechanisms. Return (shape, rows, values), where `shape` has B elements.
+    """Broadcast values against a batch of mechanisms. Return (shape, rows, values); an array of `shape` has B elements.
 
     `rows`, (B,), has each element's flat index in the batch of mechanisms. `values`, (B,), has each element's value.
 
@@ -431,7 +431,10 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any], Any]) -> Any:
-    """Return configurations at `index` of a mechanism or tuple. `law` picks them from a law of the number of runs."""
+    """Return the configurations at `index` of a mechanism, or of each mechanism in a tuple.
+
+    If a field holds a law of the number of runs, the function `law` returns the law of these configurations.
+    """
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}

@@ -140,8 +140,8 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
         p_k = (f_{k-1} - f_k)/(1 - e^{-(eps_k - eps_{k-1})}) - (f_k - f_{k+1})/(e^{eps_{k+1} - eps_k} - 1),
 
     which is e^{eps_k} times the change of slope at the vertex. Atoms of loss -eps_k follow in the same way from the
-    reverse points, with the two laws exchanged. At a point above the hull p_k would be negative. Masses are rounded up.
-    A delta that is NaN is unknown, and counts as 1.
+    reverse points, with the two laws exchanged. Points above the hull are left out, since their p_k would be negative.
+    Masses are rounded up. A delta that is NaN is unknown, and counts as 1.
     """
     delta, reverse = (np.where(np.isnan(x), 1.0, x) for x in (delta, reverse))
     if 0.0 < epsilon[0] < LEAST_POINT:  # delta(0) <= delta(eps) + eps

@@ -142,10 +142,10 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 def _one_after_the_other(
     loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
 ) -> np.ndarray:
-    """Bound delta of a removal and then an addition by q min_x {delta_remove(x) + f delta_add(eps - log f)}.
+    """Return an upper bound of delta where one record is removed and then one is added.
 
-    The two deltas are those of the base without sampling, and f = e^x - (e^eps - 1)(1 - q)/q (README.md, "Several
-    releases from one sample").
+    It is q min_x {delta_remove(x) + f delta_add(eps - log f)}. The two deltas are those of the base
+    without sampling, and f = e^x - (e^eps - 1)(1 - q)/q (README.md, "Several releases from one sample").
     """
     decay = np.exp(-loss[:0:-1])
     at = np.concatenate([decay, np.exp(loss)])

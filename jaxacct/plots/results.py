@@ -50,7 +50,8 @@ def plot(
         Otherwise each value of `by` has a curve.  By default these are the inputs with the most values.  All other
         inputs are held at the value that most rows have.
     value : name of a column
-        By default the quantity that the sweep solved for. If that is a parameter, "epsilon" draws the epsilon reached.
+        By default the quantity that the sweep solved for. If that is a parameter, value="epsilon" draws the
+        epsilon that was reached.
     where : a dict of column names and values; only the rows with these values are drawn.
     rows : the rows to draw as profiles or trade-off curves, numbered from 0 among the rows that `where` leaves; by
         default up to six rows, evenly spread.

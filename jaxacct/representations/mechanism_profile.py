@@ -150,7 +150,7 @@ class Profile:
         return Bounds(f.lower, f.lower, high, f.kind, f.status, f.engine)
 
     def renyi(self, order: ArrayLike) -> Bounds:
-        """Compute the Rényi divergence of order `order` > 0, certified, by `renyi_divergence`."""
+        """Return certified bounds of the Rényi divergence of order `order` > 0, from `renyi_divergence`."""
         return renyi_divergence(self.mechanism, order, self.relation)
 
     def zcdp(self) -> Bounds:
@@ -182,8 +182,8 @@ class Profile:
         base = (1.0 - most, 1.0 - least)
         # each end is moved outward by 1e-15, which is more than the rounding error of its two terms
         with_record = (1.0 - at.upper - ratio * most - 1e-15, 1.0 - at.lower - ratio * least + 1e-15)
-        # A distribution function does not fall. So if given < loss, its upper end at `loss` holds, its lower end is 0.
-        # If given > loss, its lower end at `loss` holds, and its upper end is 1.
+        # A distribution function does not fall. If given < loss, its upper end at `loss` also holds at `given`, and the
+        # lower end is 0. If given > loss, its lower end at `loss` also holds at `given`, and the upper end is 1.
         ends = (
             (np.where(given < loss, 0.0, low), np.where(given > loss, 1.0, high)) for low, high in (with_record, base)
         )

@@ -142,7 +142,7 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
     """Return upper bounds of one selection's "epsilon" or "delta" at every element of `values`.
 
-    Three or more deltas share one `Mixture` per direction. Their bounds are looser than with one `Mixture` for each.
+    For three or more deltas each direction has one `Mixture`. With one `Mixture` per delta the bounds would be closer.
     """
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])

@@ -141,7 +141,7 @@ def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
 
 
 def _of_table(run: Mechanism, law: Law, least: float, side: Sides) -> tuple[Envelope, float]:
-    """Return (envelope of one base and one law, last eps of its table). The table is made for deltas >= `least`."""
+    """Return the envelope of `run` under `law`, and the last eps of run's table, which serves deltas >= `least`."""
     table, (u, t) = table_of(*profile_points(run, least * TAIL_SHARE / max(law.mean, 1.0), side))
     lost = float(table.delta[-1])
     points = points_of(*lines(law, u, t), Table(table.ratio, table.delta - lost))

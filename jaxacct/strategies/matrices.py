@@ -423,7 +423,8 @@ class PrefixSum(Strategy):
 
     @property
     def overlap(self) -> int:
-        return 1 << (self.block.bit_length() - 1)  # leaves of the largest node: steps that far apart share no node
+        # the number of leaves of the largest node. Two steps that are this far apart share no node
+        return 1 << (self.block.bit_length() - 1)
 
     def lags(self, count: int) -> np.ndarray:
         leaf = np.arange(self.steps) % self.block

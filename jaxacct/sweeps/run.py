@@ -112,8 +112,8 @@ def sweep(
         upper, kind, status, engine.  A noise multiplier, sampling probability or number of steps that was solved for
         has its own column.  The bracket from lower to upper then encloses the epsilon at the solved value, or the risk
         if the target was a risk.  Rows are in the order of the grid, or of this slice if the slices are not merged.  A
-        returned DataFrame has the index and the types of the swept DataFrame. Only an input column of numbers in
-        which values were left out is float64.
+        returned DataFrame has the index and the types of the swept DataFrame. One exception: a
+        numeric input column in which values were left out becomes float64.
 
     Raises
     ------

@@ -256,9 +256,9 @@ class Trainer:
             that is noted in a ledger goes on with that ledger only; another ledger, an older copy or no ledger is
             refused.
         callbacks : functions that are called with the state after every step.
-        checkpoints : a folder.  A run found there is resumed from its last checkpoint, and repeats the run to the last
-            bit (from a Source only with a ledger).  The folder holds the secret key of the run, and is made private to
-            its owner.
+        checkpoints : a folder.  A run found there is resumed from its last checkpoint.  The result equals that of
+            an uninterrupted run to the last bit; with a Source only if there is a ledger.  The folder holds the secret
+            key of the run, and is made private to its owner.
         checkpoint_every : number of steps from one checkpoint to the next.
         progress : whether to show a line with rate, time left and an upper bound of epsilon; None shows it only on a
             terminal.

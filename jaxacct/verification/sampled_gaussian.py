@@ -241,7 +241,7 @@ class SampledGaussian:
         return fall
 
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
-        """Return mix(b)^exponent N(a) f(a); f: product of cut shares that fall towards `side`."""
+        """Return mix(b)^exponent N(a) f(a). f is the product of the cut shares that fall towards `side`."""
         value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
         for cut in self.cuts:
             if cut.side != side:
@@ -395,7 +395,7 @@ class SampledGaussian:
 
     @property
     def _steepest(self) -> float:
-        """The limit, in radians, of the angles of moved lines. Errors are bounded on lines up to twice the angle."""
+        """The largest angle, in radians, of a moved line. Errors are bounded up to twice the angle of the line used."""
         return 1.5 if self.direction == "remove" else 1.0
 
     @property

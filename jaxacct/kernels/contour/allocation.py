@@ -757,7 +757,8 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     # in the far tail. The far tail matters only in compositions of few rounds.
     before_tail = log_delta[1:] > far_from
     weight += -np.diff(log_delta) / np.where(before_tail, 0.4 / times, 1.5)
-    # Where one slot makes up most of S, log delta falls slowly. So losses before the tail are also at most 0.06 apart.
+    # Where one slot makes up most of S, log delta falls slowly, and the rule above would place losses too far apart. So
+    # losses before the tail are also at most 0.06 apart.
     weight += np.where(before_tail, np.diff(scan) / 0.06, 0.0)
     count = np.concatenate([[0.0], np.cumsum(weight)])
     eps = np.interp(np.arange(np.ceil(count[-1]) + 1.0) * count[-1] / np.ceil(count[-1]), count, scan)

@@ -131,7 +131,8 @@ class Bins:
     def kinds(self, rough: bool = False) -> Iterator[Kind]:
         """Yield a `Kind` for each group of bins with similar coefficients (`ALIKE`).
 
-        If `rough` is true, yield fewer kinds, with the mean of the group as both the smallest and the largest value.
+        A `Kind` holds the smallest and the largest coefficients of its group. If `rough` is true, the groups are
+        larger, and a `Kind` holds the group's mean coefficients in both places.
         """
         alike = ROUGHLY if rough else ALIKE
         ends: tuple[Any, Any] = (np.mean, np.mean) if rough else (np.min, np.max)

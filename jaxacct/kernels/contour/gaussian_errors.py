@@ -34,9 +34,9 @@ ROUNDED_UP = 1.001
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound the sum of the tilted mass outside the grid and the integrals along both sides of `_step_error`'s path.
+    """Bound the error that the finite range of the grid adds, relative to M(c).
 
-    The bound is relative to M(c).
+    It is the tilted mass outside the grid, plus the integrals along both sides of `_step_error`'s path.
     """
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power

@@ -427,7 +427,7 @@ def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None
 
 
 def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
-    """Compute in NumPy the numbers of the records that `poisson` draws.
+    """Return the indices of the records that `poisson` draws, computed by NumPy.
 
     The low 32 random bits of a record are computed only if its high 32 bits equal those of the threshold.
     """

@@ -252,7 +252,7 @@ def _libraries() -> dict[str, str]:
 
 @functools.cache
 def _processor() -> list[Any]:
-    """Return the kind, instruction sets and caches of the processors.  These decide in which order libraries add."""
+    """Return the kind, instruction sets and caches of the processors.  They decide how libraries order their sums."""
     cores = set()
     # leave out the fields that differ from one reading to the next, or between the cores of one machine
     varying = {"processor", "cpu mhz", "bogomips", "apicid", "initial apicid", "core id", "physical id", "bugs"}

@@ -125,7 +125,7 @@ def draws_of_units(
         put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=1)
         flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((UNIT, pieces * each), dtype))
     starts = begins[:-1].tolist()
-    if pieces > 1 and len(starts) > 1:  # otherwise the starts stay constants, which compile fast
+    if pieces > 1 and len(starts) > 1:  # in all other cases the starts stay constants, which compile fast
         starts = as_data(unfolded_true([words]), starts)
     own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
     yield from ((place, own(at, count)) for at, (place, count) in zip(starts, units.items(), strict=True))
