@@ -144,8 +144,8 @@ def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray)
     Masses are rounded up. A delta that is NaN is unknown, and counts as 1.
     """
     delta, reverse = (np.where(np.isnan(x), 1.0, x) for x in (delta, reverse))
-    if 0.0 < epsilon[0] < LEAST_POINT:  # delta(0) <= delta(eps) + eps
-        first = np.append(epsilon[0] * (1.0 + 4.0 * ROUNDOFF), np.zeros(epsilon.size - 1))
+    if 0.0 < epsilon[0] < LEAST_POINT:  # delta(0) <= delta(eps) + e^eps - 1
+        first = np.append(np.expm1(epsilon[0]) * (1.0 + 4.0 * ROUNDOFF), np.zeros(epsilon.size - 1))
         delta, reverse = (
             np.minimum((x + first) * (1.0 + 4.0 * ROUNDOFF * (first > 0.0)), 1.0) for x in (delta, reverse)
         )
