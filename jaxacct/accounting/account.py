@@ -240,7 +240,7 @@ def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: f
 
 def effort_of_search(rtol: float) -> Effort:
     """Return the accuracy setting (`Effort`) for each evaluation of a search that ends within `rtol` of its target."""
-    return Effort(0.5 * rtol, in_search=True)
+    return Effort(0.25 * rtol, in_search=True)
 
 
 def answer(question: MechanismQuestion) -> Bounds:
