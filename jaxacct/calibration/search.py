@@ -188,7 +188,10 @@ def _approached(search: Search, rows: np.ndarray, begin: Start) -> tuple[Start, 
         return known[asked]
 
     def steering(rows: np.ndarray, values: np.ndarray, effort: Effort) -> Bounds:
-        """Return estimates of epsilon. A wide bracket that contains the target says no more than that."""
+        """Return estimates of epsilon as `Bounds`, though they bound nothing: they only steer, and no claim uses them.
+
+        If a bracket stays wide and contains the target, the target is the estimate.
+        """
         bounds = roughly(rows, values, effort)
         middle, high = bounds.estimate, bounds.upper
         low = np.where(np.equal(bounds.kind, "certified"), bounds.lower, middle)
@@ -225,7 +228,7 @@ def _lower_end(found: Bounds | BestValues) -> np.ndarray:
 
 
 def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.ndarray) -> None:
-    """Write the status of each value that holds, and whether the brackets show that the value is the best one.
+    """Write the status of each value that meets the target, and whether brackets show that it is the best value.
 
     A value is shown to be the best one in two cases.  In the first case a value that protects slightly less has an
     epsilon whose lower end exceeds the target.  In the second case both ends of the value's own epsilon are within rtol

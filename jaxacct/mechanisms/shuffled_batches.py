@@ -84,9 +84,9 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return the attacks on composed passes for which delta has a certified bracket; none if `size` > MOST_ROWS.
+    """Return the attacks on composed passes whose deltas have certified brackets. Return [] if `size` > MOST_ROWS.
 
-    An attack is the mechanism that shows only a part of each pass, so that the composition dominates the attack. `size`
+    An attack is a mechanism that shows only a part of each pass, so that the composition dominates the attack. `size`
     is the number of answers asked at once. For `batches` = 1 there is no attack, since the trainer writes 1
     whatever the true number is: the upper ends do not depend on the number.
     """

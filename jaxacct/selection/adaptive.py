@@ -227,7 +227,7 @@ class Mixture:
             if not some.any():
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
-            # With apart=True the number of nodes here, not the enclosing batch, decides between NumPy and XLA.
+            # apart=True: the number of nodes alone decides between NumPy and XLA. The enclosing batch does not.
             with backend.job(nodes.size, apart=True):
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):

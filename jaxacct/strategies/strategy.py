@@ -170,7 +170,7 @@ def require_groups(strategy: Strategy, groups: int) -> None:
 class Strategy(ABC):
     """A matrix C of n columns, one for each step, whose noisy product C X + Z determines noisy prefix sums of X.
 
-    Row i of X is the gradient sum of step i. A record changes the rows of its own steps, each by at most 1.
+    Row i of X is the gradient sum of step i. A record changes only the rows of steps that use it, each by at most 1.
 
     >>> from jaxacct.strategies import Banded
     >>> isinstance(Banded(2, steps=8), Strategy)

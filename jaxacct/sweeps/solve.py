@@ -41,7 +41,7 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
 BASES_AT_ONCE = 16
 """Largest number of base runs (the runs that selections repeat) that are solved together; each profile takes 2 MB."""
 USUAL = "usual"
-"""Value of `Settings.relation` with which each row is solved under the usual relation of its batch rule."""
+"""If `Settings.relation` has this value, each row is solved under the usual relation of its batch rule."""
 
 
 class FailedRows(UserWarning):

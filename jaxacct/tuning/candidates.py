@@ -135,7 +135,7 @@ class Secret:
         return hmac.digest(self._root, purpose + number.to_bytes(8, "little"), "sha256")
 
     def choice(self, purpose: bytes, number: int, size: int) -> int:
-        """Return a random integer from 0 to size - 1, each equally likely, for one purpose and candidate."""
+        """Return a uniform random integer below `size`. It follows from the root key, the purpose and the candidate."""
         return int.from_bytes(self.root(purpose, number)[:16], "little") * size >> 128
 
     def key(self, purpose: bytes, number: int = 0) -> Any:

@@ -99,8 +99,8 @@ def _contours(law: LossLaw, windows: Windows, epsilon: Array, log_delta: Array, 
     sizes = size(at)
     # At the best abscissa the integrand exceeds delta by `least` nats, so cancellation loses `least` nats of accuracy.
     least = xp.min(sizes - at * epsilon, axis=0) - log_delta
-    # Rounding errors are about e^-30 of the largest term. So a cancellation of 16 nats leaves an accuracy of e^-14. At
-    # least 1.5 nats above `least` are always allowed, since less would leave hardly any choice of abscissa.
+    # Rounding errors are about e^-30 of the largest term. So a cancellation of 16 nats leaves an accuracy of e^-14.
+    # A cancellation of `least` + 1.5 nats is always allowed, since a lower limit would leave hardly any abscissa.
     allowed = xp.clip(16.0 - least, 1.5, LARGEST_CANCELLATION)
     tried, bound = (xp.moveaxis(x, 0, -1) for x in (at, sizes))
     c, period = core.period_for(point.c, tried, bound, epsilon, log_delta, log_tol, allowed[..., None])
