@@ -21,13 +21,13 @@ from jaxacct.training.step.step_mechanisms import ALLOCATION, CYCLIC, SAMPLING, 
 _FORMAT, _VERSION = "jaxacct.ledger", 3
 """Format and version that a `run` line states.  Older versions are read, too (README.md, "Outputs that were seen")."""
 _MAX_LINE_BYTES = 2**24
-"""Largest length of a line, in bytes; longer lines are refused unread, since strangers may write ledgers."""
+"""Longer lines are refused unread, since strangers may write ledgers."""
 LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
-"""Range of step numbers and counts: all whole numbers up to 2**53 are exact in float64."""
+"""Range of step numbers and counts: whole numbers up to 2**53 are exact in float64."""
 _SUFFIX = ', "check": "00000000"}'
-"""Example of the end of a line, which holds the line's checksum.  Only the length of this text is used."""
+"""Example of the end of a line, which holds its checksum.  Only the length is used."""
 _KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
-"""First bytes of every line, of a `step` line, and of a `torn` line, which stands for a line that was cut off."""
+"""First bytes of every line, of a `step` line, and of a `torn` line."""
 
 
 class Run(NamedTuple):
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     run: str
     by: str
     plan: Plan
-    version: int = _VERSION  # the version of the ledger format
+    version: int = _VERSION
 
     @property
     def told(self) -> bool:
@@ -45,11 +45,11 @@ class Run(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Entry that is written before outputs of a run are seen.  The run has taken `step` steps of its plan."""
+    """Entry that is written before outputs of a run are seen, after `step` steps of its plan."""
 
     run: str
     step: int
-    until: int  # the number of steps after which the run would have ended by itself
+    until: int  # number of steps after which the run would have ended by itself
     looked: bool  # whether a callback asks for outputs or raises; False if something else ends the run
 
 
@@ -70,12 +70,11 @@ class Step(NamedTuple):
 
     @property
     def turn(self) -> Turn:
-        """The step as a `Turn`, which tells whether it follows another step."""
         return Turn(self.step, self.groups, self.noise_multiplier)
 
 
 class Spend(NamedTuple):
-    """Entry that is written before the release of a mechanism other than a training step."""
+    """Entry that is written before a release other than a training step."""
 
     run: str
     mechanism: Mechanism
@@ -112,7 +111,7 @@ BEGINNING = Chain(0, b"")
 
 def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
     """Return a line as bytes that end in its checksum, and the `Chain` of all lines up to this one."""
-    # leave out `cap`, `dataset_size` and `groups` where they are 0: the step's batch rule does not have them
+    # a batch rule without `cap`, `dataset_size` or `groups` has 0 there
     fields = {name: x for name, x in line._asdict().items() if x or name not in ("cap", "dataset_size", "groups")}
     if isinstance(line, Run):
         head = {"format": _FORMAT, "version": _VERSION, "run": line.run, "by": line.by}
@@ -125,10 +124,7 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 
 
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
-    """Yield (entry, checksums up to its line, the byte at which its line ends) for every line.
-
-    If the last line was cut off, yield (its bytes, checksums of the lines before it, the byte at which it begins).
-    """
+    """Yield (entry, `Chain`, end byte) of each line; of a cut-off last line (bytes, `Chain` before it, first byte)."""
     chain, number = BEGINNING, 0
     told: dict[str, bool] = {}
     while raw := file.readline(_MAX_LINE_BYTES + 1):

@@ -35,7 +35,7 @@ class Mark(NamedTuple):
 
 
 def _new_beside(place: Path, path: Path) -> tuple[Path, BinaryIO]:
-    """Return (path, open file) of a new file beside `place`.  Only its owner can read it.  Errors name `path`."""
+    """Return (path, open file) of a new file beside `place` that only its owner can read.  Errors name `path`."""
     name = place.name.encode(errors="ignore")[:242].decode(errors="ignore")  # so `temporary` has at most 255 bytes
     temporary = place.with_name(f"{name}.{secrets.token_hex(4)}.tmp")
     with writing(path):
@@ -121,10 +121,7 @@ class LedgerFile:
         self.size = end + len(content)
 
     def end_last_line(self) -> None:
-        """Write a newline after the last line if that line is complete but has none.
-
-        The newline is surely on the disk only after the next call of `append`.
-        """
+        """Write a newline after a complete last line without one; it is surely on the disk after the next `append`."""
         file = self.file
         file.seek(0, os.SEEK_END)
         file.seek(-1, os.SEEK_END)
@@ -135,7 +132,7 @@ class LedgerFile:
             self.size += 1
 
     def close(self) -> None:
-        """Close the file if it is open.  Afterwards nothing can be written."""
+        """Close the file if it is open."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -158,23 +155,22 @@ class LedgerFile:
 class Ledger(Contents):
     """Record of what one or several runs have spent.  The file has one JSON line for each release.
 
-    Call `record` before you use the noisy sum of a step.  The step's line is on the disk when `record` returns.  So a
-    crash at any moment can only make the ledger overstate the spending.  If the crash cuts off a step's line, the line
-    counts as a step with the least noise and the highest rate of its run.
+    `record` puts the line of a step on the disk before the step's noisy sum is used, so a crash can only make the
+    ledger overstate the spending.  A step's line that a crash cuts off counts with the least noise and highest rate of
+    its run.
 
-    Two step entries that agree in every field, such as the step number, the fingerprints and the noise, are exact
-    replays and count once.  Two entries that differ in a field count twice.  So equal fingerprints must mean outputs
-    that are equal to the last bit.  If you repeat a step and its output can differ, give the step a new key.
+    Steps whose entries agree in every field are exact replays and count once; others count twice.  So equal
+    fingerprints must mean outputs that are equal to the last bit: a repeated step whose output can differ needs a new
+    key.
 
-    If you may end a run early because of its outputs, call `seen` before you look at the outputs.  From then on `spent`
-    and `epsilon` count all steps that the plan and its target allow, even if the run ends earlier.
+    Call `seen` before you look at outputs that may make you end a run early.  From then on `spent` and `epsilon` count
+    all steps that the plan and its target allow.
 
-    Only one process at a time can write to a ledger.  If any line but the last is damaged, opening the ledger raises an
-    InputError with the number of this line.
+    Only one process at a time can write.  If a line before the last is damaged, opening raises InputError with its
+    number.
 
-    `Ledger.create`, `Ledger.open` and `Ledger.read` return ledgers.  The attribute `run` is the name of the current
-    run.  `runs` maps the name of each run to its spending.  `headers` maps the name of each run to the list of its
-    `Run` entries; each of them holds a plan that the run followed.
+    Make ledgers by `Ledger.create`, `Ledger.open` and `Ledger.read`.  `run` is the name of the current run.  `runs`
+    maps names of runs to their spending, `headers` to the list of their `Run` entries, one for each plan followed.
 
     Parameters
     ----------
@@ -196,24 +192,21 @@ class Ledger(Contents):
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
         super().__init__(path)
         self._file = LedgerFile(path, file)
-        # a thread holds this lock while it sets `run` and writes an entry, so no other thread changes `run` in between
+        # held while a thread sets `run` and writes an entry, so that no other thread changes `run` in between
         self.lock = threading.RLock()
         self._chains = [ledger_format.BEGINNING]  # item i holds the checksums of the first i lines
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], plan: Plan, run: str | None = None, by: str = "") -> Ledger:
-        """Create a ledger file for a run of a plan.  Only the owner of the file can read the file.
+        """Create a ledger for a run, in a file that only its owner can read; raise InputError if the path is taken.
 
-        If a file exists at the path, raise InputError.
-
-        run : the name of the run, by default a random name.
-        by : the name of the person who trains.
+        run : the name of the run, by default a random name.  by : the name of the person who trains.
         """
         place = Path(path)
         taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")
         if os.path.lexists(place):
             raise taken
-        # The file has a temporary name until its first line is on the disk.  So a file at `path` always has this line.
+        # the file has a temporary name until its first line is on the disk, so a file at `path` always has this line
         temporary, file = _new_beside(place, place)
         ledger = cls(place, file)
         try:
@@ -268,11 +261,7 @@ class Ledger(Contents):
         return self._file.is_open
 
     def begin(self, plan: Plan, run: str | None = None, by: str = "") -> str:
-        """Begin another run in this ledger, make it the current run, and return its name.
-
-        Raise InputError if the plan's unit (record or user) is not that of the runs in the ledger.  A guarantee for
-        records and a guarantee for users cannot be added up.
-        """
+        """Begin another run, make it the current run and return its name.  The unit must be that of the ledger."""
         name = secrets.token_hex(8) if run is None else ledger_format.words("run", run)
         if name in self.runs:
             raise InputError(f"run = {name!r} is in the ledger already; give another name, or open it")
@@ -281,11 +270,7 @@ class Ledger(Contents):
         return name
 
     def replan(self, plan: Plan) -> None:
-        """Write into the ledger that the current run continues with another plan, such as a recalibrated one.
-
-        If the ledger has steps of this run in a fixed order or with correlated noise, the new plan must have the same
-        strategy, groups and batch size.  If it has not, raise InputError.
-        """
+        """Continue the current run with another plan.  Correlated noise and a fixed order must stay as they were."""
         self._require_unit(plan)
         if self.runs[self.run].numbers:
             plan.require_noise_of(self.plan)
@@ -300,22 +285,18 @@ class Ledger(Contents):
         sampling_probability: float,
         partition: str | None = None,
     ) -> None:
-        """Write an entry for a step before the step's noisy sum is released.
-
-        The entry is on the disk when `record` returns.
+        """Write an entry for a step to the disk; release the step's noisy sum only afterwards.
 
         Parameters
         ----------
         step : the number of the step, from 0.
-        key_fingerprint, batch_fingerprint : two texts that identify the step's key and batch.  If two steps have equal
-            texts, their results must be equal to the last bit.
-        noise_multiplier, sampling_probability : the noise multiplier and the sampling rate of this step.
-        partition : a text that is the same for all steps of one pass or round, and differs between passes or rounds.
-            With fixed batches it identifies how this pass divides the data into batches.  With random allocation it
-            identifies the slots that the records drew for this round.  The ledger assumes that steps with the same text
-            have disjoint batches.  So a pass costs as much as its costliest step, and all steps of a round together
-            cost as much as one round.  If the batch rule has passes or rounds and `partition` is None, the step costs
-            as much as a Gaussian release of all records.
+        key_fingerprint, batch_fingerprint : texts that identify the step's key and batch.  Steps with equal texts must
+            have results that are equal to the last bit.
+        noise_multiplier, sampling_probability : those of this step.
+        partition : a text that identifies the pass or round: with fixed batches how this pass divides the data, with
+            random allocation the slots that the records drew.  Batches of steps with the same text must be disjoint.
+            Such a pass costs what its costliest step costs, and a round costs one round.  A step without the text,
+            under a batch rule with passes or rounds, costs a Gaussian release of all records.
         """
         numbers = noise_multiplier, sampling_probability
         self._append([self.step_entry(step, key_fingerprint, batch_fingerprint, *numbers, partition)])
@@ -329,10 +310,7 @@ class Ledger(Contents):
         sampling_probability: ArrayLike,
         partitions: Sequence[str | None] | None = None,
     ) -> None:
-        """Write the entries of several steps at once, before any of these steps is released.
-
-        `noise_multiplier` and `sampling_probability` are one number for all steps, or one number for each step.
-        """
+        """Write entries of several steps before their releases; noise and rate are one number, or one for each step."""
         count = len(steps)
         noise, rate = (np.broadcast_to(x, count).tolist() for x in (noise_multiplier, sampling_probability))
         columns = (steps, key_fingerprints, batch_fingerprints, noise, rate, partitions or [None] * count)
@@ -347,32 +325,23 @@ class Ledger(Contents):
         return ledger_format.checked(entry)
 
     def spend(self, mechanism: Mechanism, note: str = "") -> None:
-        """Write an entry for a release other than a training step, such as a private selection.
-
-        The entry is on the disk when `spend` returns.
-        """
+        """Write an entry for a release other than a training step.  Make the release only when `spend` has returned."""
         require_mechanism("mechanism", mechanism)
         if batch_shape(mechanism):
             raise InputError(f"mechanism of shape {batch_shape(mechanism)} must be one configuration; note one by one")
         self._append([Spend(self.run, mechanism, ledger_format.words("note", note))])
 
     def seen(self, step: int, looked: bool = True) -> None:
-        """Write into the ledger that somebody is about to see outputs of the current run, after `step` steps.
+        """Write that outputs of the current run will be seen after `step` steps: all that its plan allows counts.
 
-        The entry is on the disk when `seen` returns.  From then on all steps that the plan and its target allow count
-        as spent, even if the run ends earlier.
-
-        looked : True if a callback asks for the outputs, False if something else, such as an error, ended the run.  If
-            the run continues with another plan, the steps that it did not take go on counting only if this is True.
+        looked : True if a callback asks for the outputs, False if something else, such as an error, ended the run.
+            After a change of plan, the steps that were not taken still count only if True.
         """
         with self.lock:
             self._append(self._to_be_seen(step, looked))
 
     def ended_early(self, step: int) -> None:
-        """Write into the ledger that the early-stop rule has ended the current run after `step` steps.
-
-        Also write the entry that `seen` writes, since the rule looks at outputs of the run.
-        """
+        """Write that the early-stop rule ended the current run after `step` steps, and what `seen` writes."""
         with self.lock:
             entries = self._to_be_seen(step, looked=True)
             if self.runs[self.run].ended is None:
@@ -382,7 +351,7 @@ class Ledger(Contents):
     def _to_be_seen(self, step: int, looked: bool) -> list[Line]:
         """Return a list with the entry that `seen(step, looked)` must write; [] if the ledger has it already."""
         spent = self.runs[self.run]
-        # A resumed run repeats steps that have entries, so `step` may come before the next new step `spent.next`.
+        # a resumed run repeats steps that have entries, so `step` may be below the next new step `spent.next`
         known, step = spent.looks, max(int(step), spent.next)
         if known is None:
             until = step + room(self.plan, self, step) if step < self.plan.steps else self.plan.steps
@@ -390,13 +359,10 @@ class Ledger(Contents):
         return [known._replace(step=spent.next, looked=True)] if looked and not known.looked else []
 
     def another_way(self, step: int, partition: str | None) -> int | None:
-        """Return the new promised end of the current run after an entry of `step`, or None if the end does not change.
+        """Return the end to promise (see `promise`) after an entry of `step`; None if it stays or no outputs were seen.
 
-        Once outputs of the run were seen, all steps before the promised end count as spent.  Return a new end in three
-        cases: `step` is not the run's next step, `step` is not before the old end, or the pass or round of `step`
-        changes the cost of the steps ahead.  Return None in any other case, and if no outputs were seen.
-
-        partition : the fingerprint of the pass or round of `step`, as in `record`.
+        The end changes if `step` is not the run's next step, if it is not before the old end, or if its pass or round,
+        with the fingerprint `partition`, changes the cost of the steps ahead.
         """
         spent, plan = self.runs[self.run], self.plan
         if spent.looks is None:
@@ -409,12 +375,10 @@ class Ledger(Contents):
         return step + room(plan, self, step, partition)
 
     def promise_anew(self) -> None:
-        """Compute the promised end of the current run again; if the end has changed, write the new end.
+        """Compute the promised end of the current run again (see `promise`), and write it if it has changed.
 
-        Once outputs of the run were seen, the ledger counts all steps before the promised end as spent.  The end moves
-        to a later step if the ledger's entries now leave room for more steps.  The end moves to an earlier step only if
-        the run's own entries leave room for fewer steps, as after a crash before the new end was written.  Spending of
-        other runs never makes the end earlier.
+        The end rises if the entries of all runs leave room for more steps.  It falls only if the run's own entries
+        leave less room, as after a crash before the new end was written: other runs never lower it.
         """
         run, plan = self.run, self.plan
         spent = self.runs[run]
@@ -428,17 +392,13 @@ class Ledger(Contents):
             self.promise(spent.next, until)
 
     def promise(self, step: int, until: int) -> None:
-        """Write the next step and the new promised end of the current run, if outputs of the run were seen.
-
-        step : the number of the run's next step.
-        until : the promised end: all steps before step `until` count as spent.
-        """
+        """Write the next `step` and promised end of a run whose outputs were seen: steps before `until` count."""
         known = self.runs[self.run].looks
         if known is not None:
             self._append([known._replace(step=step, until=until)])
 
     def mark(self) -> Mark:
-        """Return the present state of the ledger.  `require` can later check that the ledger continues this state."""
+        """Return the present state of the ledger, for `require`."""
         with self.lock:
             return Mark(str(self.path.absolute()), self.run, len(self._chains) - 1, self._chains[-1].head.hex())
 
@@ -490,11 +450,7 @@ class Ledger(Contents):
                 raise
 
     def _catch_up(self, mend: bool) -> None:
-        """Read the file and count every line.  Count a step's line that a crash cut off as a `Torn` step.
-
-        mend : whether to repair the last line of the file.  The line of a step that was cut off becomes a `Torn` line.
-            Any other line that was cut off is removed.  A complete line without a newline gets a newline.
-        """
+        """Count all lines of the file, a step cut off by a crash as `Torn`; with `mend` also repair the last line."""
         fragment, end = b"", 0
         for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):
             if isinstance(line, bytes):
