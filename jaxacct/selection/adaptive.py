@@ -1,7 +1,4 @@
-"""Selection among K candidates that may depend on each other.
-
-The selection's delta is `sum_k Pr[K = k] delta_k`, where delta_k is the delta of k composed candidates.
-"""
+"""Selection among K candidates that may depend on each other."""
 
 from __future__ import annotations
 
@@ -49,20 +46,17 @@ LAST_EPS = 1e300
 @register
 @dataclass(frozen=True, eq=False)
 class AdaptiveSelection(AnySelection):
-    """Selection whose candidates may depend on all earlier outputs. Any or all outputs may be released.
-
-    `select(..., candidates="adaptive")` makes these objects.
+    """Selection whose candidates may depend on all earlier outputs, made by `select(..., candidates="adaptive")`.
 
     In each direction of the neighbouring relation the profile is
 
         delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
-    where delta_k is the profile of ``mechanism`` composed k times.  If K is 0, nothing is released.  Candidate k may be
-    chosen after seeing all earlier outputs, K and public randomness, as long as ``mechanism`` dominates each candidate.
-    K must be independent of the data, but need not be secret.  The sum is the exact supremum over all such candidates.
-    So `ja.epsilon` and `ja.delta` return brackets of kind "certified", unless ``mechanism`` itself has kind "bound".
-    A composition with other mechanisms uses, for the selection, a dominating pair made from upper bounds of its
-    profile, and has kind "bound".  If K is a constant, the selection is the K-fold composition of ``mechanism``.
+    where delta_k is the profile of ``mechanism`` composed k times.  Candidate k may be chosen after seeing all earlier
+    outputs, K and public randomness, as long as ``mechanism`` dominates it.  All outputs may be released, and none is if
+    K = 0.  K must be independent of the data and of the outputs, but need not be secret.  The sum is the supremum over
+    such candidates, so `ja.epsilon` and `ja.delta` return brackets of kind "certified", unless ``mechanism`` has kind
+    "bound".  A constant K makes a K-fold composition.  With any other K, a composition with this selection is a bound.
 
     Parameters
     ----------
@@ -124,11 +118,7 @@ def _epsilon(run: Mechanism, law: Law, delta: float, relation: str, rtol: float)
 
 
 def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> tuple[float, float]:
-    """Return lower and upper bounds of one selection's delta.
-
-    The code lists more and more values of K, in at most four steps, until the probability of all unlisted K >= 1 is at
-    most 0.1 rtol times the upper bound of delta.
-    """
+    """Return lower and upper bounds of one selection's delta."""
     ends = (0.0, 1.0)
     for tail in (1e-12, 1e-40, 1e-150, LEAST_DELTA):
         listed = weights(law, tail)
@@ -140,13 +130,10 @@ def _delta(run: Mechanism, law: Law, eps: float, relation: str, rtol: float) -> 
 
 
 def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, rtol: float) -> np.ndarray:
-    """Return upper bounds of one selection's "epsilon" or "delta" at every element of `values`.
-
-    For three or more deltas each direction has one `Mixture`. With one `Mixture` per delta the bounds would be closer.
-    """
+    """Return upper bounds of one selection's "epsilon" or "delta" at every element of `values`."""
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
-    if values.size < 3:
+    if values.size < 3:  # more values share one mixture in each direction, and their bounds are less close
         return np.array([_delta(run, law, float(x), relation, rtol)[1] for x in values])
     most = np.zeros(values.shape)
     listed = weights(law, LAST_DELTA * TAIL_SHARE)
@@ -183,7 +170,7 @@ def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarra
     grid = np.linspace(0.0, 1.0, COMPOSED_POINTS) * last
     for mixture in each.values():
         for eps in grid[[8, 40, 80]]:
-            mixture.at(float(eps), 1e-3)  # `at` adds nodes to the mixture, and `sums` below uses them at every eps
+            mixture.at(float(eps), 1e-3)
     upper = {name: np.array([found.high for found in mixture.sums(grid)]) for name, mixture in each.items()}
     return grid, upper[both[0].forward], upper[both[-1].forward]
 
@@ -197,11 +184,7 @@ class Sum(NamedTuple):
 
 
 class Mixture:
-    """The sum over k of Pr[K = k] delta_k, where delta_k is the profile of k composed runs.
-
-    delta_k is computed only at some k, the nodes. Since delta_k does not fall as k rises, the nodes bound it at the
-    other k. `nodes` holds the places of the nodes in `weights.k`.
-    """
+    """The sum over k of Pr[K = k] delta_k. As delta_k does not fall in k, bounds at some k, the nodes, bound the rest."""
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -211,23 +194,20 @@ class Mixture:
         self.most, self.hard = 3000, np.zeros(0, np.intp)
         size = weights.k.size
         beyond = np.cumsum(weights.high[::-1])[::-1]
-        # Begin with these nodes: for each x in `first`, the smallest listed k with Pr[K >= k] <= x Pr[K >= k[0]].
+        # the first nodes, as places in k: for each x in `first`, the smallest k with Pr[K >= k] <= x Pr[K >= k[0]]
         first = np.array([0.9, 0.5, 0.1, 1e-2, 1e-3, 1e-5, 1e-8])
         spread = np.searchsorted(-beyond, -beyond[0] * first) if size else []
         self.nodes = np.unique(np.clip([*spread, size - 1], 0, size - 1)).astype(np.intp) if size else np.zeros(0, int)
 
     def deltas(self, nodes: np.ndarray, eps: np.ndarray) -> np.ndarray:
-        """Return lower and upper bounds of delta_k(eps), of shape (2, number of eps, number of nodes).
-
-        A bound that is NaN is replaced by the trivial bound, 0 or 1.
-        """
+        """Return lower and upper bounds of delta_k(eps), (2, eps, nodes). A NaN becomes the trivial bound, 0 or 1."""
         ends = np.zeros((2, eps.size, nodes.size))
         hard = np.isin(nodes, self.hard)
         for engine, some in ((self.engine, ~hard), ("auto", hard)):
             if not some.any():
                 continue
             runs = repeat(self.run, self.weights.k[nodes[some]])
-            # apart=True: the number of nodes alone decides between NumPy and XLA. The enclosing batch does not.
+            # apart=True: the number of nodes, and not the enclosing batch, decides between NumPy and XLA
             with backend.job(nodes.size, apart=True):
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
@@ -250,8 +230,7 @@ class Mixture:
             if not self._refined(low, high, width * found.high):
                 break
         own = self.weights.high[self.nodes] * (high - low)
-        # If the contour engine leaves the bracket of the sum wide, the lattice engine computes delta_k again at the
-        # nodes that widen the bracket most.
+        # if contours leave the bracket wide, the lattice engine computes delta_k again at the nodes that widen it most
         if self.engine == "contour" and np.sum(own) > max(width, 0.02) * found.high:
             hard = self.nodes[np.argsort(-own, kind="stable")[:NODES_BY_LATTICE]]
             self.hard = np.union1d(self.hard, hard[: max(NODES_BY_LATTICE - self.hard.size, 0)])
@@ -261,10 +240,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return lower and upper bounds of delta_k(eps) at all nodes, made monotone in k.
-
-        `known` holds the bounds of nodes that were computed before. The bounds of the other nodes are added to `known`.
-        """
+        """Return lower and upper bounds of delta_k(eps) at all nodes, monotone in k. `known` keeps each node's bounds."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
@@ -284,7 +260,7 @@ class Mixture:
         for width in (max(self.rtol, 0.01), *[self.rtol] * MOST_ROUNDS):
             search.narrow(0.1)
             before = self.nodes.size
-            # `at` adds nodes. New nodes change the estimates of the sum, so `around` must find `left` and `right` anew.
+            # the nodes that `at` adds change the estimates of the sum, so `around` finds `left` and `right` anew
             self.at(search.left[0], width)
             self.at(search.root()[0], width)
             search.around()
@@ -303,10 +279,7 @@ class Mixture:
         return found if 1e-12 < found < LAST_EPS else 1.0
 
     def at_infinity(self) -> tuple[float, float]:
-        """Return lower and upper bounds of the sum's limit as eps grows, `sum_k Pr[K = k] (1 - (1 - q)^k)`.
-
-        q is the probability that one run has an infinite loss.
-        """
+        """Return lower and upper bounds of the sum at eps = inf, `sum_k Pr[K = k] (1 - (1 - mass)^k)`."""
         mass = float(infinite_mass(self.run, self.relation))
         k, low, high, below, above_low, above = self.weights
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -338,10 +311,7 @@ class Mixture:
         return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
 
     def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
-        """Add nodes where a gap between two nodes widens the bracket of the sum most. Return whether any were added.
-
-        No node is added if all gaps together widen the bracket by at most `allowed`.
-        """
+        """Add nodes in the gaps that widen the bracket of the sum most. Return whether any were added."""
         before = np.concatenate([[-1], self.nodes[:-1]])
         gaps = self.nodes - before
         between = self._between(self.weights.high) * (high - np.concatenate([[0.0], low[:-1]]))
@@ -362,23 +332,17 @@ class Mixture:
 
 
 def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tighten lower and upper bounds of the elements of a non-decreasing sequence.
-
-    Each element is at least the lower bound of every earlier element, and at most the upper bound of every later one.
-    """
+    """Tighten bounds of a non-decreasing sequence: earlier lower and later upper bounds hold for each element."""
     return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1]
 
 
 class _Search:
-    """The search for the solution: the smallest eps at which the sum of a `Mixture` is at most a target.
-
-    `low` and `high` are proved bounds of the solution. `left` and `right` come from estimates of the sum.
-    """
+    """Search for the solution, the smallest eps where the sum is at most `target`. `low` and `high` are proved bounds."""
 
     def __init__(self, mixture: Mixture, target: float) -> None:
         self.mixture, self.target, self.low, self.high = mixture, target, 0.0, math.inf
-        # `left` and `right` are pairs (eps, estimate of the sum at eps). `left` has the largest eps found at which the
-        # estimate exceeds the target. `right` has the smallest eps found at which the estimate is at most the target.
+        # pairs (eps, estimate of the sum): the largest eps found whose estimate exceeds the target, and the smallest
+        # whose estimate does not
         self.left, self.right = (0.0, 1.0), (math.inf, 0.0)
 
     def fan(self, eps: np.ndarray) -> list[Sum]:
@@ -396,44 +360,34 @@ class _Search:
         return found
 
     def bracketed(self, guess: float) -> bool:
-        """Find `right`: try eps around `guess`, then larger eps, until the estimate at one eps is at most the target.
-
-        Return whether such an eps was found.
-        """
+        """Return whether an eps with an estimate of at most the target was found, around `guess` or beyond."""
         while math.isinf(self.right[0]) and guess <= LAST_EPS:
             self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), LAST_EPS))
             guess *= 4096.0
         return math.isfinite(self.right[0])
 
     def root(self) -> tuple[float, float]:
-        """Return an estimate of the solution, and the rate at which log(sum) falls there.
-
-        Both come from the line that joins log(sum) at `left` and at `right`. The estimate is the eps where the line
-        reaches log(target), and the rate is minus the slope of the line.
-        """
+        """Return the eps where the line through log(sum) at `left` and `right` meets log(target), and the line's fall."""
         (below, more), (above, less) = self.left, self.right
         rise, fall = math.log(more / self.target), math.log(self.target / max(less, 1e-320))
         share = rise / (rise + fall) if rise + fall > 0.0 else 0.5
         return below + share * (above - below), max((rise + fall) / max(above - below, 1e-300), 1e-300)
 
     def narrow(self, error: float) -> None:
-        """Move `left` and `right` towards each other, in at most 8 rounds.
-
-        Stop when their two eps, or the estimates of the sum there, differ by a factor of at most about 1 + `error`.
-        """
+        """Move `left` and `right` together until their eps, or their sums, differ by a factor of about 1 + `error`."""
         for _ in range(8):
             below, above = self.left[0], self.right[0]
             close = above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error)
             if close or not below < above:
                 return
             x, _ = self.root()
-            # Try several eps around the estimate x. They cost little more than one, since one composition serves all.
+            # several eps cost little more than one, since one composition serves all
             steps = np.array([-0.2, -0.04, -5e-3, -3e-4, 0.0, 3e-4, 5e-3, 0.04, 0.2])
             fan = np.append(x + (above - below) * steps, 0.5 * (below + above))
             self.fan(np.unique(np.clip(fan, below, above)))
 
     def around(self) -> None:
-        """Find `left` and `right` again. This is needed after new nodes have changed the estimates of the sum."""
+        """Find `left` and `right` again, after new nodes have changed the estimates of the sum."""
         x, slope = self.root()
         self.left, self.right = (0.0, 1.0), (math.inf, 0.0)
         reach = max(0.01 * x, 0.1 / max(slope, 1e-2), 1e-12)
@@ -443,10 +397,7 @@ class _Search:
                 return
 
     def tighten(self) -> None:
-        """Move `low` and `high` towards the solution.
-
-        Estimate where the lower and the upper end of the sum's bracket equal the target, and try eps near both places.
-        """
+        """Move `low` and `high` together: try eps near where the ends of the sum's bracket equal the target."""
         if not (self.left[0] < self.right[0] < math.inf):
             return
         x, slope = self.root()
@@ -470,9 +421,7 @@ class Weights(NamedTuple):
 
 
 def weights(law: Law, tail: float) -> Weights:
-    """Return bounds of the probabilities of one law at consecutive values of K, the listed values.
-
-    More values are listed until the probability on each side of them is at most `tail`, or until about 2^21 are listed.
+    """Return bounds at consecutive k. They leave out at most `tail` on either side, unless about 2^21 k do not suffice.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)
@@ -514,24 +463,16 @@ def weights(law: Law, tail: float) -> Weights:
 
 
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
-    """Return `Weights` of the values k, given the bounds `low` and `high` of each Pr[K = k].
-
-    Values of probability 0 are left out, and so is k = 0, because a selection without runs costs nothing.
-
-    below, above : upper bounds of Pr[K < k[0]] and of Pr[K > k[-1]].
-    """
+    """Return `Weights` of the k >= 1 with high > 0. `below` and `above` bound Pr[K < k[0]] and Pr[K > k[-1]] from above."""
     slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
     left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack
-    kept = (k >= 1.0) & (high > 0.0)
+    kept = (k >= 1.0) & (high > 0.0)  # a selection without runs costs nothing
     rest = min(above * (1.0 + slack), 1.0)
     return Weights(k[kept], low[kept], np.minimum(high[kept], 1.0), min(below, 1.0), min(max(left, 0.0), rest), rest)
 
 
 def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], np.ndarray], float]:
-    """Return (smallest k, mode, largest k, ratio, gap) of a law of K, where ratio(k) is Pr[K = k + 1]/Pr[K = k].
-
-    gap : lower bound of 1 - ratio(k) for every k from the mode on.
-    """
+    """Return (least k, mode, largest k, ratio, gap): Pr[K = k + 1]/Pr[K = k] = ratio(k), <= 1 - gap from the mode on."""
     if isinstance(law, Poisson):
         return 0.0, float(np.floor(law.mean)), np.inf, lambda k: law.mean / (k + 1.0), 0.0
     if isinstance(law, Binomial):
@@ -544,10 +485,7 @@ def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], 
 
 
 def _series(ratio: np.ndarray, gap: float) -> float:
-    """Return an upper bound of `r + r^2 + ...`.
-
-    If gap > 0, the bound holds for every r <= 1 - gap. If gap is 0, it holds for every r <= `ratio`.
-    """
+    """Return an upper bound of `r + r^2 + ...`: for every r <= 1 - gap if gap > 0, otherwise for every r <= `ratio`."""
     slack = 1.0 + ROUNDINGS_PER_TERM * ROUNDOFF
     if gap > 0.0:
         return 1.0 / gap * slack

@@ -1,7 +1,4 @@
-"""The base class of selections, which run a mechanism K times.
-
-In a composition, a pair of laws that dominates the selection takes the place of the selection. `pair_of` makes it.
-"""
+"""The base class of selections, which run a mechanism K times, and `pair_of`, which makes a pair that dominates one."""
 
 from __future__ import annotations
 
@@ -63,10 +60,7 @@ class AnySelection(Mechanism):
         return [(sample_pair(_pair_of(chosen), np.asarray(1.0), direction), np.asarray(1.0))]
 
     def bracket(self, quantity: str, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Return the bracket of this selection's "epsilon" at deltas `values`, or of its "delta" at eps `values`.
-
-        A composition that contains the selection uses `expand` instead.
-        """
+        """Return the bracket of this selection's "epsilon" at deltas `values`, or of its "delta" at eps `values`."""
         run, relation = under(self.mechanism, relation)
         values = np.asarray(values, np.float64)
         given = "delta" if quantity == "epsilon" else "epsilon"
@@ -92,21 +86,15 @@ class AnySelection(Mechanism):
 
     @abstractmethod
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
-        """Return the bracket of "epsilon" at deltas `values`, or of "delta" at eps `values`, in the shape of `values`.
-
-        run, relation : the base and the relation that `under` returned.
-        """
+        """Return what `bracket` returns, in the shape of `values`, for a base and a relation that `under` returned."""
 
 
-# `expand` is called for each direction and needs the same pair both times, so the pair is kept for the second call
+# `expand` needs the same pair for both directions
 _pair_of = functools.lru_cache(maxsize=8)(lambda chosen: chosen._pair())
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
-    """Return a bracket as Bounds, with status "ok" if it is narrow.
-
-    If the kind is not "certified", the lower end is set to 0, and every finite upper end above 0 has status "ok".
-    """
+    """Return Bounds, status "ok" if narrow. Unless `kind` is "certified", lower ends are 0 and finite brackets are "ok"."""
     low, allowed = (low, max(rtol, OK_WIDTH)) if kind == "certified" else (np.zeros_like(low), 1.0)
     with np.errstate(invalid="ignore"):
         narrow = (low == high) | np.isfinite(high) & (high - low <= allowed * np.maximum(high, 1e-300))
@@ -117,16 +105,10 @@ def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine:
 def pair_of(
     run: Mechanism,
     law: Law,
-    ask: Callable[[str, np.ndarray, str], np.ndarray],
-    last: Callable[[str], tuple[np.ndarray, np.ndarray]],
+    ask: Callable[[str, np.ndarray, str], np.ndarray],  # (quantity, values, relation of a direction) -> upper bounds
+    last: Callable[[str], tuple[np.ndarray, np.ndarray]],  # the same of (largest finite loss, mass at infinity)
 ) -> FinitePair:
-    """Return a pair of laws that dominates the selection of base `run`, where K has the law `law`.
-
-    The pair is made from upper bounds of the selection's profile, at several eps and in both directions.
-
-    ask : function ("epsilon" or "delta", values, relation of one direction) -> upper bounds for the selection.
-    last : function (relation of one direction) -> upper bounds of the selection's (largest finite loss, infinite mass).
-    """
+    """Return a pair of laws that dominates a selection, made from upper bounds of its profile in both directions."""
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})
     both = sides(run, "add_or_remove_one")
     names = [both[0].forward, both[-1].forward]
@@ -155,10 +137,7 @@ def pair_of(
 
 
 def _pair_of_points(epsilon: np.ndarray, *deltas: np.ndarray) -> FinitePair:
-    """Return the pair that `pair_of_profile` makes from points (eps, deltas) in any order, without infinite or NaN eps.
-
-    Of points less than LEAST_GAP apart in eps, only the largest eps is kept, but near 0 only 0 is kept.
-    """
+    """Return the pair from points (eps, deltas) in any order. Non-finite eps are dropped; of close eps one is kept."""
     order = np.argsort(epsilon, kind="stable")
     order = order[np.isfinite(epsilon[order])]
     kept: list[int] = []
