@@ -1,10 +1,4 @@
-"""Certified Rényi divergences of a mechanism, Rényi accounting, and conversions of Rényi and zCDP guarantees.
-
-Rényi accounting never gives a smaller bound than the certified engines. It serves to compare with other accountants,
-to convert Rényi curves that were computed elsewhere, and for mechanisms of which only a Rényi guarantee is known. In an
-array of divergences the orders lie along the first axis. Any set of orders gives a valid bound of epsilon or delta, and
-further orders can only tighten the bound.
-"""
+"""Certified Rényi divergences and zCDP of a mechanism, Rényi accounting, and conversions of Rényi guarantees."""
 
 from __future__ import annotations
 
@@ -39,30 +33,25 @@ CUT = 1e-290
 NEAR_ONE = 1e-5
 """Distance d. The divergences of the orders 1 - d and 1 + d bracket the divergence of an order from 1 to 1 + d."""
 LEAST_ORDER, MOST_ORDER = 1e-12, 1e150
-"""Rounding spoils the moments of orders below LEAST_ORDER. Overflow spoils those of orders above MOST_ORDER.
-The divergence does not fall as the order rises. So its value at LEAST_ORDER is an upper bound at smaller orders, and
-its value at MOST_ORDER is a lower bound at larger orders."""
+"""Rounding spoils the moments of smaller orders, and overflow those of larger ones. The divergence never falls as the order
+rises: its value at LEAST_ORDER is an upper bound at smaller orders, its value at MOST_ORDER a lower bound at larger."""
 OK_WIDTH = 1e-3
 """Largest relative width of a bracket whose status is "ok"."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
-"""Values of alpha - 1, dense where R_alpha/alpha usually has its maximum. R_alpha is the divergence of order alpha.
-Between two of these values convexity bounds R_alpha/alpha."""
+"""Values of alpha - 1, dense where R_alpha/alpha usually has its maximum. Convexity bounds it between the values."""
 ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
-"""Default orders of a curve: 1.01 to 1001, evenly spread in the logarithm of the order minus 1."""
+"""Default orders of a curve, from 1.01 to 1001. Any set of orders gives a valid bound of epsilon or delta."""
 
 
 @register
 @dataclass(frozen=True)
 class RenyiCurve:
-    """Upper bounds of the Rényi divergences of a mechanism at some orders.
-
-    The curve of a composition, even of an adaptive one, is the sum of the curves of its parts.
+    """Upper bounds of a mechanism's Rényi divergences at some orders. The curves of composed mechanisms, also adaptive, add.
 
     Parameters
     ----------
     orders : array (O,)
-    values : array (O, ...)
-        Upper bounds in nats, with the orders along the first axis.
+    values : array (O, ...), in nats
 
     References
     ----------
@@ -97,10 +86,7 @@ class RenyiCurve:
         return delta_from_renyi(self.orders, self.values, epsilon)
 
     def tradeoff(self, fpr: ArrayLike) -> Bounds:
-        """Return the trade-off function at `fpr` that `tradeoff_from_renyi` derives from this curve.
-
-        The curve must bound the divergences in both directions: R(P || Q) and R(Q || P).
-        """
+        """Return `tradeoff_from_renyi` at `fpr`. The values must bound both directions, R(P || Q) and R(Q || P)."""
         return tradeoff_from_renyi(self.orders, self.values, fpr)
 
 
@@ -115,8 +101,7 @@ def renyi_curve(mechanism: Mechanism, orders: ArrayLike = ORDERS, relation: str 
 
     Returns
     -------
-    RenyiCurve
-        Its values have shape (O, *batch shape of the mechanism).
+    RenyiCurve with values of shape (O, *batch shape of the mechanism)
 
     References
     ----------
@@ -139,17 +124,14 @@ def rdp_epsilon(
 
     In one direction `eps = min over c > 0 of (K(c) + log kappa(c) - log(delta - delta_inf))/c`. Here c is alpha - 1,
     kappa(c) is c^c/(1+c)^{1+c}, and delta_inf is the probability of an infinite loss. K(c) = log E_P[e^{cL}; L < inf]
-    is the log moment of the finite loss L, rounded up by a bound of its error. If no loss is infinite and delta^2 is at
-    least R/2 or 1 - e^-R, where R is the divergence at some order, then eps is 0. The answer is the largest eps over
-    the directions.
+    is the log moment of the loss L, rounded up by a bound of its error. If no loss is infinite and delta^2 is at least
+    R/2 or 1 - e^-R for the divergence R of an order, eps is 0. The answer is the largest eps over the directions.
 
     Parameters
     ----------
     mechanism : Mechanism
-    delta : array_like in (0, 1)
-        Broadcasts with the mechanism's fields.
-    orders : array_like (O,), > 1, optional
-        The only orders that are used. By default the orders of a wide grid are used, and more around the best of them.
+    delta : array_like in (0, 1); broadcasts with the mechanism's fields
+    orders : array_like (O,), > 1; by default a wide grid, and more orders around its best
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
@@ -184,23 +166,20 @@ def rdp_delta(
 ) -> Bounds:
     """Bound delta of a mechanism at eps >= 0 by Rényi accounting, with the best order in each direction.
 
-    In one direction `delta = delta_inf + min over c > 0 of kappa(c) e^{K(c) - c eps}`. `rdp_epsilon` defines the
-    symbols. If no loss is infinite, delta^2 is also at most R/2 and at most 1 - e^-R, where R is the divergence at any
-    order. The answer is the largest delta over the directions.
+    In one direction `delta = delta_inf + min over c > 0 of kappa(c) e^{K(c) - c eps}`, in the symbols of `rdp_epsilon`.
+    If no loss is infinite, delta^2 is also at most R/2 and 1 - e^-R, where R is the divergence of any order. The answer
+    is the largest delta over the directions.
 
     Parameters
     ----------
     mechanism : Mechanism
-    epsilon : array_like, >= 0
-        Broadcasts with the mechanism's fields.
-    orders : array_like (O,), > 1, optional
-        The only orders that are used. By default the orders of a wide grid are used, and more around the best of them.
+    epsilon : array_like, >= 0; broadcasts with the mechanism's fields
+    orders : array_like (O,), > 1; by default a wide grid, and more orders around its best
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------
-    Bounds
-        kind "bound" with lower 0.
+    Bounds of kind "bound" with lower 0
 
     References
     ----------
@@ -236,16 +215,13 @@ def _orders_less_one(orders: Any) -> np.ndarray | None:
 def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "add_or_remove_one") -> Bounds:
     """Compute the Rényi divergence of order alpha of the dominating pair (P, Q) of a mechanism.
 
-    The divergence is `R_alpha(P || Q) = log E_Q[(dP/dQ)^alpha] / (alpha - 1)`, in nats. At alpha = 1 it is the
-    Kullback-Leibler divergence. The answer is the largest divergence over the directions of the relation, and the
-    mechanism is (alpha, answer)-RDP. For one Poisson sampled Gaussian the answer is exact at every order, also at a
-    fractional one.
+    It is `R_alpha(P || Q) = log E_Q[(dP/dQ)^alpha] / (alpha - 1)` in nats, and at alpha = 1 the Kullback-Leibler
+    divergence. The answer is the largest over the directions of the relation. The mechanism is (alpha, upper)-RDP.
 
     Parameters
     ----------
     mechanism : Mechanism
-    order : array_like, finite, > 0
-        The order alpha. It broadcasts with the mechanism's fields, and the answer has their common shape.
+    order : array_like, finite, > 0, whole or not; broadcasts with the mechanism's fields
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
@@ -253,9 +229,8 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
     Bounds
         kind "certified", or "bound" with lower 0 if the pair only bounds the mechanism. Where order >= 1 and an
         infinite loss has positive probability, upper is inf. If this probability is at least 1e-290, a certified
-        bracket also has lower inf, and its status is "mass_at_infinity". The status is "width" for all other brackets
-        whose upper is inf, and for certified brackets that are relatively wider than 1e-3, such as those at orders
-        below 1e-12.
+        bracket also has lower inf, and status "mass_at_infinity". Other brackets have status "width" if upper is inf,
+        or if they are certified and relatively wider than 1e-3, as at orders below 1e-12.
 
     References
     ----------
@@ -277,12 +252,8 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
 
 
 def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarray) -> Bounds:
-    """Return the `Bounds` with the ends `low` and `high`. If the mechanism's kind is "bound", 0 replaces `low`.
-
-    The status is "ok" where a certified bracket is narrow, and where the upper end of a "bound" is finite.
-    """
-    # The pair (P, Q) may dominate several pairs of neighbours and have a law of the loss that none of them has. With
-    # composed=True the kind of such a mechanism is "bound".
+    """Return the `Bounds` with the ends `low` and `high`. If the mechanism's kind is "bound", 0 replaces `low`."""
+    # composed=True: where no pair of neighbours has the law of the loss of (P, Q), the kind is "bound"
     kind = mechanism.kind_under(relation, composed=True)
     certified = kind == "certified"
     low = np.fmax(low, 0.0) if certified else np.zeros_like(low)
@@ -297,11 +268,10 @@ def _answer(mechanism: Mechanism, relation: str, low: np.ndarray, high: np.ndarr
 def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one") -> Bounds:
     """Compute the smallest rho for which the dominating pair is rho-zCDP: `sup_{alpha > 1} R_alpha / alpha`.
 
-    The divergences R_alpha are computed at a grid of orders, and the bracket of rho holds for all orders. Between two
-    grid points R_alpha is bounded by the convexity of K(c) = c R_{1+c}. Beyond the last grid point R_alpha/alpha is
-    at most a sum of two terms: R_alpha/alpha of the Gaussian parts as if they were not sampled, and the largest loss of
-    the other parts divided by the last order. Poisson sampling of a Gaussian does not make rho smaller. For n steps of
-    noise multiplier sigma, with or without sampling, R_alpha/alpha tends to n/(2 sigma^2) at high orders.
+    The bracket holds for all orders. Between two orders of a grid the convexity of K(c) = c R_{1+c} bounds R_alpha.
+    Beyond the grid R_alpha/alpha is at most n/(2 sigma^2) for n Gaussian steps of noise multiplier sigma, plus the
+    largest loss of the other parts divided by the last order. Poisson sampling of a Gaussian does not make rho smaller:
+    R_alpha/alpha tends to n/(2 sigma^2) at high orders.
 
     Parameters
     ----------
@@ -312,8 +282,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     -------
     Bounds
         kind "certified", or "bound" with lower 0 if the pair only bounds the mechanism. Where an infinite loss has
-        positive probability, upper is inf. If this probability is at least 1e-290, a certified bracket also has lower
-        inf.
+        positive probability, upper is inf, and a certified lower too if this probability is at least 1e-290.
 
     References
     ----------
@@ -335,10 +304,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
 def sides(
     mechanism: Mechanism, values: float | np.ndarray, name: str, relation: str
 ) -> tuple[tuple[int, ...], list[Components], np.ndarray]:
-    """Broadcast values against a batch of mechanisms, and flatten them.
-
-    Return the common shape, a list with the components of the flat batch in each direction, and the flat values.
-    """
+    """Broadcast values against mechanisms. Return the shape, the flat batch's components per direction, the flat values."""
     shape, rows, flat = on_batch(mechanism, name, values)
     least_order = np.min(flat, initial=np.inf) if name == "order" else 1.0
     return shape, [parts.take(rows) for parts in _each_direction(mechanism, relation, least_order)], flat
@@ -370,8 +336,8 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     if at_one.any():
         below = log_moments(parts.take(at_one), np.full(int(at_one.sum()), -NEAR_ONE))
         low[at_one] = below.high / -NEAR_ONE
-    # `slack` is a relative error that allows for the rounding of `order - 1`. Near order 0 the divergence is about
-    # proportional to the order. So the rounding changes the divergence by a relative error of about ROUNDOFF/order.
+    # Near order 0 the divergence is about proportional to the order. So the rounding of `order - 1` changes it by a
+    # relative error of about ROUNDOFF/order.
     slack = 4.0 * ROUNDOFF * (1.0 + 1.0 / used)
     low, high = low - slack * np.abs(low), high + slack * np.abs(high)
     low = np.where(order < used, 0.0, low)
@@ -394,8 +360,7 @@ def _largest_ratio(parts: Components) -> Interval:
     low = np.maximum(np.max(k_low / ratio, axis=1), limit * (1.0 - 8.0 * ROUNDOFF))
     # For 0 < c <= c_0 = grid[0], K(c) <= c K(c_0)/c_0 since K is convex. So K(c)/(c (c + 1)) is at most `first`.
     first = k_high[:, 0] / grid[0]
-    # Between two grid points K lies below its chord A + B c. The ratio (A + B c)/(c (c + 1)) is largest at one of the
-    # two points or where B c^2 + 2 A c + A = 0.
+    # K lies below its chords A + B c, and (A + B c)/(c (c + 1)) is largest at an end or where B c^2 + 2 A c + A = 0.
     slope = (k_high[:, 1:] - k_high[:, :-1]) / np.diff(grid)
     with np.errstate(invalid="ignore", divide="ignore"):
         intercept = np.minimum(k_high[:, :-1] - slope * grid[:-1], 0.0)
@@ -406,8 +371,7 @@ def _largest_ratio(parts: Components) -> Interval:
     beyond = limit + _largest_bounded(parts) / (1.0 + grid[-1])
     high = np.maximum(np.maximum(first, cells), beyond)
     finite = parts.finite_n > 0
-    # If the last finite part represents a zCDP guarantee, then `limit + xi` already bounds its R_alpha/alpha. So
-    # `finite` is set to False for this part.
+    # The last finite part may represent a zCDP guarantee, whose R_alpha/alpha `limit + xi` already bounds.
     finite[:, -1:] &= ~parts.guaranteed()[:, None]
     known = ~np.any(np.concatenate([parts.gauss_n > 0, parts.laplace_n > 0, finite], axis=1), axis=1)
     high = np.where(known, limit + parts.xi, high) * (1.0 + 1e-12)
@@ -424,22 +388,15 @@ def _limit(parts: Components) -> np.ndarray:
 
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return two flags for each row: whether the mass at infinity is at least CUT, and whether it is in (0, CUT).
-
-    The mass at infinity is the probability of an infinite loss. If it is below CUT, a tail was cut off.
-    """
-    # A zCDP guarantee bounds the moments even if a tail was cut off. So in a row with a zCDP guarantee both flags are
-    # False if the mass at infinity is below CUT.
+    """Return for each row whether the probability of an infinite loss is at least CUT, and whether it is in (0, CUT)."""
+    # A zCDP guarantee bounds the moments even if a tail was cut off, so that its row gets no second flag.
     lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut
 
 
 def _largest_bounded(parts: Components) -> np.ndarray:
-    """Return the largest total loss of the Laplace and finite parts, at least 0.
-
-    If the last finite part represents a (xi, rho)-zCDP guarantee, it contributes xi here, and rho to `_limit`.
-    """
+    """Return the largest total loss of Laplace and finite parts, at least 0. A (xi, rho)-zCDP guarantee contributes xi."""
     rate, width = parts.laplace_q, 1.0 / parts.laplace_scale
     laplace = np.sum(parts.laplace_n * np.where(parts.laplace_n > 0, width, 0.0) * np.where(rate > 0, 1.0, 0.0), axis=1)
     top = np.max(np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf), axis=2, initial=-np.inf)
@@ -457,17 +414,13 @@ def epsilon_from_renyi(orders: ArrayLike, values: ArrayLike, delta: ArrayLike) -
 
     Parameters
     ----------
-    orders : array_like (O,), > 0
-        Orders below 1 are not used.
-    values : array_like (O,) or (O, ...), >= 0
-        Upper bounds of the divergences in nats; inf is allowed.
-    delta : array_like in (0, 1)
-        Broadcasts with `values[0]`.
+    orders : array_like (O,), > 0; orders below 1 are not used
+    values : array_like (O,) or (O, ...), >= 0; upper bounds of the divergences in nats, inf allowed
+    delta : array_like in (0, 1); broadcasts with `values[0]`
 
     Returns
     -------
-    Bounds
-        kind "bound": `upper` is the guarantee, and `lower` is 0.
+    Bounds of kind "bound": `upper` is the guarantee, and `lower` is 0
 
     References
     ----------
@@ -495,15 +448,12 @@ def delta_from_renyi(orders: ArrayLike, values: ArrayLike, epsilon: ArrayLike) -
 
     Parameters
     ----------
-    orders, values : array_like
-        As in `epsilon_from_renyi`.
-    epsilon : array_like, >= 0
-        Broadcasts with `values[0]`.
+    orders, values : array_like, as in `epsilon_from_renyi`
+    epsilon : array_like, >= 0; broadcasts with `values[0]`
 
     Returns
     -------
-    Bounds
-        kind "bound": `upper` is the guarantee, and `lower` is 0.
+    Bounds of kind "bound": `upper` is the guarantee, and `lower` is 0
 
     References
     ----------
@@ -527,27 +477,22 @@ def tradeoff_from_renyi(
 ) -> Bounds:
     """Return the trade-off function f that Rényi divergences imply. f is the largest lower bound that any order gives.
 
-    A test with false positive rate x and false negative rate y is a post-processing of the output. Its answer is
-    positive with probability 1 - y under P, and with probability x under Q. Let `D_alpha(p, q)` be the Rényi divergence
-    of Bernoulli(p) from Bernoulli(q), and let R_alpha be the given value at order alpha. For every order alpha the test
-    obeys `D_alpha(1-y, x) <= R_alpha`. If the values bound both directions, the test also obeys `D_alpha(x, 1-y) <=
-    R_alpha`. Orders of at most 1 give bounds too. With both directions, an order alpha below 1/2 gives no better bound
-    than the order 1 - alpha.
+    A test of false positive rate x and false negative rate y is positive with probability 1 - y under P, and x under Q.
+    Let `D_alpha(p, q)` be the Rényi divergence of Bernoulli(p) from Bernoulli(q), and R_alpha the value at order alpha.
+    A test is a post-processing, so `D_alpha(1-y, x) <= R_alpha` at every order, also at orders of at most 1. If the
+    values bound both directions, `D_alpha(x, 1-y) <= R_alpha` too.
 
     Parameters
     ----------
-    orders, values : array_like (O,)
-        As in `epsilon_from_renyi`, but for a single configuration.
+    orders, values : array_like (O,), > 0 and >= 0; values as in `epsilon_from_renyi`
     fpr : array_like in [0, 1]
-        False positive rates.
-    both_directions : bool
-        Whether the values bound both directions, as they do under a symmetric relation.
+    both_directions : bool; whether the values bound both directions, as under a symmetric relation
 
     Returns
     -------
     Bounds
-        f at each fpr, in the shape of fpr, with kind "bound". `lower` is the guarantee: no test has a smaller false
-        negative rate. `upper` is 1 - fpr, which every trade-off function obeys.
+        kind "bound", in the shape of fpr. `lower` is the guarantee f: no test has a smaller false negative rate.
+        `upper` is 1 - fpr, which every trade-off function obeys.
 
     References
     ----------
@@ -573,10 +518,7 @@ def tradeoff_from_renyi(
 
 
 def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the orders and the values as arrays. The orders are reshaped to broadcast along the values' first axis.
-
-    The values get at least `trailing` axes after the first, so that they broadcast with an array of `trailing` axes.
-    """
+    """Return arrays that broadcast: orders (O, 1, ...), and values with at least `trailing` axes after the first."""
     orders = np.atleast_1d(check("orders", orders, POSITIVE))
     values = np.asarray(values, np.float64)
     if np.isnan(values).any() or (values < 0).any():
@@ -592,10 +534,7 @@ def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarr
 
 
 def _excess(orders: np.ndarray, allowed: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return, per (p, q), whether the Rényi divergence of Bernoulli(p) from Bernoulli(q) is too large at some order.
-
-    `allowed` holds the largest allowed divergence at each order.
-    """
+    """Return, per (p, q), whether Bernoulli(p)'s divergence from Bernoulli(q) exceeds the `allowed` one at some order."""
     found = np.zeros(np.broadcast_shapes(p.shape, q.shape), bool)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         logs = [np.log(v) for v in (p, q, 1.0 - p, 1.0 - q)]

@@ -53,14 +53,7 @@ _MEMBERSHIP = "a record was used", "the records that were used", "the records th
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One risk: its name, the rates or priors at which it is computed, and a bracket for each configuration.
-
-    Parameters
-    ----------
-    name : str
-    at : dict of str to float
-        The rates or priors, such as {"fpr": 0.01}. Empty if the risk depends on none.
-    bounds : Bounds
+    """One risk, computed at some rates or priors: a bracket for each configuration.
 
     >>> import jaxacct as ja
     >>> ja.risk(ja.Gaussian(1.0)).readings[0].name
@@ -68,7 +61,7 @@ class Reading:
     """
 
     name: str
-    at: dict[str, float]
+    at: dict[str, float]  # the rates or priors, such as {"fpr": 0.01}
     bounds: Bounds
 
 
@@ -104,8 +97,7 @@ class RiskTable:
     def rows(self) -> list[dict[str, Any]]:
         """Return one dict for each risk of each configuration.
 
-        Its keys are "reading" (the name of the risk), the names of the rates or priors, "index" (the place of the
-        configuration in a batch), "lower", "estimate", "upper", "kind" and "status".
+        Keys: "reading", its rates or priors, "index" (place in a batch), "lower", "estimate", "upper", "kind" and "status".
         """
         found = []
         for reading in self.readings:
@@ -129,8 +121,7 @@ class RiskTable:
     def explain(self, index: tuple[int, ...] = ()) -> list[str]:
         """Return a sentence for each reading of one configuration. `index` is the configuration's place in the batch.
 
-        Each sentence states the upper end of the reading's bracket, rounded up.  The sentence is a proved claim only if
-        the bracket's kind is "certified" or "bound".
+        It states the bracket's upper end, rounded up. It is a proved claim only if the kind is "certified" or "bound".
 
         >>> import jaxacct as ja
         >>> ja.risk(ja.Gaussian(1.0)).explain()[0]
@@ -149,10 +140,7 @@ class RiskTable:
         return found
 
     def to_pandas(self) -> Foreign:
-        """Return the readings as a pandas.DataFrame with one row for each risk of each configuration.
-
-        The method needs the package pandas.
-        """
+        """Return a pandas.DataFrame with a row for each dict of `rows`. The package pandas must be installed."""
         return optional_package("pandas", "a DataFrame").DataFrame(self.rows())
 
     def plot(self, axes: Foreign = None) -> Foreign:
@@ -208,23 +196,19 @@ def risk(
       equals `min over eps of {delta(eps) + e^eps fpr}`.
     * posterior at each `prior` and `fpr`: the largest probability of membership after a positive test.
     * bayes_success at each `prior`: the largest probability that a guess about membership is right.
-    * bayes_excess at each `prior`: bayes_success minus `max(prior, 1 - prior)`, the success of the best guess without
-      the output.
+    * bayes_excess at each `prior`: bayes_success minus its value without the output, `max(prior, 1 - prior)`.
     * reconstruction at each `baseline`: the largest success probability of a reconstruction that succeeds with
       probability `baseline` without the output.
-    * gdp_mu: the smallest mu of Gaussian differential privacy. The claim covers only tests whose two error rates are at
-      least `above_fpr`. See `Profile.gdp_mu`.
-    * gdp_regret: how far the true error rates are from those of the Gaussian mechanism of gdp_mu. See
-      `Profile.gdp_regret`.
+    * gdp_mu: the smallest mu of Gaussian differential privacy, for tests whose two error rates are at least
+      `above_fpr`. See `Profile.gdp_mu`.
+    * gdp_regret: how far the true error rates are from those of the Gaussian mechanism of gdp_mu.
 
     Parameters
     ----------
-    mechanism : Mechanism
-        All readings have the batch shape of the mechanism.
+    mechanism : Mechanism, whose batch shape each reading has
     fpr, prior, baseline : float or list of floats in (0, 1)
     above_fpr : float in (0, 1/2)
-    relation, rtol, backend
-        Options of `jaxacct.epsilon`.
+    relation, rtol, backend : options of `jaxacct.epsilon`
 
     Returns
     -------
@@ -247,8 +231,7 @@ def risk(
     check_one("above_fpr", above_fpr, FLOOR, "one floor serves the whole table")
     p = profile(mechanism, relation, rtol=rtol, backend=backend)
     axes = (1,) * len(batch_shape(mechanism))
-    # The largest success of a reconstruction with baseline b is the largest true-positive rate at fpr = b, so one call
-    # computes both.
+    # the largest success of a reconstruction with baseline b is the largest true-positive rate at fpr = b
     alike = np.unique([*rates, *baselines])
     power = p.true_positive_rate(alike.reshape(-1, *axes))
     tpr = {float(rate): power[place] for place, rate in enumerate(alike)}
