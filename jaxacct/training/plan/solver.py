@@ -1,8 +1,6 @@
-"""Solver of plans: checks the arguments of a `Plan`, and finds the setting with which the plan meets its target.
+"""Checks the arguments of a `Plan`, and finds the one that is left open: noise, number of steps or sampling rate.
 
-The caller may leave open the noise, the number of steps, or the sampling probability.  A search returns only a value
-whose epsilon a certified engine has computed (calibration/search.py).  The steps of a plan compose exactly, or through
-a Renyi filter [Feldman and Zrnic 2021].  A filter must be fixed before the first step (README.md, "Recalibration").
+A search returns only a value whose epsilon a certified engine has computed (calibration/search.py).
 """
 
 from __future__ import annotations
@@ -95,10 +93,7 @@ DEFAULTS: dict[str, Any] = dict.fromkeys(each.name for each in fields(PlanReques
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a plan, with all numbers as Python numbers.
-
-    Raise InputError for settings that no plan can have.
-    """
+    """Return the settings, with numbers as Python numbers.  Raise InputError for settings that no plan can have."""
     found = dict(settings)
     if SAME[rules.FIXED] == found["sampling"]:  # "shuffled" is the same rule; plans and ledgers store "fixed_batches"
         found["sampling"] = rules.FIXED
@@ -142,11 +137,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rates(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checked `sampling_rates` and their SHA-256 `rates_digest`, as a dict of these two settings.
-
-    Return {} for a plan from a document, which has only the digest.  Raise InputError for invalid rates, and for
-    settings that cannot be combined with `sampling_rates`.
-    """
+    """Return the checked `sampling_rates` and their SHA-256 `rates_digest`; {} if only the digest is given."""
     for name, usual in (("sampling", rules.POISSON), ("data_dependent", False)):
         if found[name] != usual:
             raise InputError(f"sampling_rates needs {name} = {usual!r}, found {found[name]!r}; leave one of them out")
@@ -201,21 +192,14 @@ def why_not(sampling: str, relation: str) -> str:
 
 
 def unit_of_noise(strategy: Strategy, sampling: str, batches: int) -> float:
-    """Return the sensitivity of a strategy in clip norms, rounded up.
-
-    A plan's noise multiplier is the standard deviation of the noise, divided by (clip norm * this sensitivity).
-
-    batches : the number of steps in a pass.  With a fixed order, a record is used at most once in any `batches` steps.
-    """
+    """Return a strategy's sensitivity in clip norms, rounded up.  `batches` is the number of steps in a pass."""
+    # in a fixed order, a record is used at most once in any `batches` steps
     apart = MinSeparation(batches) if sampling == rules.ORDER else SingleParticipation()
     return float(strategy.sensitivity(apart).upper)
 
 
 def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dict with the strategy as "noise" and the number of groups of cyclic Poisson sampling as "groups".
-
-    Raise InputError for settings for which correlated noise has no accounting.
-    """
+    """Return the checked "noise" and "groups".  Raise InputError where correlated noise has no accounting."""
     strategy = Identity() if found["noise"] is None else found["noise"]
     if not isinstance(strategy, Strategy):
         raise InputError(
@@ -233,13 +217,10 @@ def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Filter(NamedTuple):
-    """Rényi filter [Feldman and Zrnic 2021]: a limit that holds even if steps are chosen during the run.
-
-    The run never spends more Rényi divergence of order `order` than `budget`.
-    """
+    """Rényi filter [Feldman and Zrnic 2021]: a limit on the run that holds even if steps are chosen during the run."""
 
     order: float
-    budget: float
+    budget: float  # the run never spends more Rényi divergence of order `order`
 
     def epsilon(self, delta: float) -> float:
         """Return the epsilon at delta of any run that stays within the filter."""
@@ -256,9 +237,6 @@ class Solution(NamedTuple):
     cap: int | None = None  # the largest batch of truncated Poisson sampling; None for other batch rules
 
 
-# Functions that compute the epsilon of a run, by exact composition or through the plan's filter
-
-
 def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
     """Return epsilon at the target delta, by exact composition.  For a batch of mechanisms return one epsilon each."""
     # Most bounds are narrower than `rtol` anyway.  For the other runs an `rtol` below 2e-4 would take seconds.
@@ -267,10 +245,7 @@ def epsilon_of_run(terms: PlanRequest, mechanism: Mechanism) -> Bounds:
 
 
 def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int]], rtol: float) -> Bounds:
-    """Return epsilon at the target delta of several collections of releases, one entry for each collection.
-
-    To save time, this function calls `account.epsilon` once for many collections.
-    """
+    """Return epsilon at the target delta for each of several collections of releases."""
     places: dict[frozenset[Release], list[int]] = {}
     for place, each in enumerate(counts):
         kinds = frozenset(each) if terms.sampling in rules.BY_PASS else frozenset()
@@ -288,11 +263,7 @@ def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarr
 
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays of shape (orders, runs), with an entry for each run at each order of `ORDERS`.
-
-    The first array holds the Rényi divergence.  The second array holds the epsilon at the target delta that follows
-    from this divergence.
-    """
+    """Return two arrays (orders, runs): Rényi divergence at each order of `ORDERS`, and the epsilon that it implies."""
     # If the same steps are added up in another order, rounding may give a larger sum.  The factor makes room for that.
     used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * (1.0 + 1e-10)
     pairs = zip(ORDERS, used, strict=True)
@@ -301,11 +272,7 @@ def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.n
 
 
 def _upper_epsilon(terms: PlanRequest, mechanism: Mechanism) -> np.ndarray:
-    """Return the upper bound of epsilon for each run of a batch of runs.
-
-    If the plan is data-dependent, the bound is the least epsilon that a filter with an order in `ORDERS` promises.
-    Otherwise exact composition gives the bound.
-    """
+    """Return the upper bound of epsilon of each run; for a data-dependent plan, the least that a filter promises."""
     if terms.data_dependent:
         return np.min(_filters(mechanism, terms)[1], axis=0)
     return np.asarray(epsilon_of_run(terms, with_early_stop(mechanism, terms.early_stop)).upper)
@@ -332,12 +299,7 @@ def _releases(terms: PlanRequest, segments: Sequence[Segment]) -> Counter[Releas
 def noise_for(
     terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float | None = None
 ) -> float:
-    """Return the smallest scale with which a run meets the target.
-
-    The run has the steps of `spent`, and then the steps of `rest`.  The noise of `rest` is multiplied by the scale.
-
-    start : the scale at which the search begins; by default an estimate.
-    """
+    """Return the smallest scale of the noise of `rest` with which the steps of `spent` and `rest` meet the target."""
     target = _target(terms)
     upper = lambda scales: _upper_epsilon(terms, _together(terms, spent, rest, scales))
     if start is None:
@@ -359,18 +321,12 @@ def noise_for(
 def noise_in_filter(
     chosen: Filter, terms: PlanRequest, spent: tuple[Segment, ...], rest: tuple[Segment, ...], start: float
 ) -> float:
-    """Return the smallest scale with which a run fits a filter.
-
-    The run has the steps of `spent`, and then the steps of `rest`.  The noise of `rest` is multiplied by the scale.
-
-    start : the scale at which the search begins.
-    """
+    """Return the smallest scale of the noise of `rest` with which the steps of `spent` and `rest` fit a filter."""
     step = spent[-1].end if spent else 0
     left = chosen.budget * (1.0 - 1e-9)
     if spent and not spent_renyi(composed(_releases(terms, spent)), chosen, terms.relation) < left:
         raise InputError(f"step = {step}: nothing is left of the Renyi filter, which holds the plan's use; stop")
     used = lambda scales: spent_renyi(_together(terms, spent, rest, scales), chosen, terms.relation)
-    # search the scale at which the run's Rényi divergence, in place of its epsilon, meets its limit
     found = _searched(used, chosen.budget, start, NOISE_RANGE, falls=True)
     if math.isnan(found):
         raise InputError(f"step = {step}: {explain('infeasible_noise')}")
@@ -378,10 +334,7 @@ def noise_in_filter(
 
 
 def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
-    """Return a batch of mechanisms, one for each scale.
-
-    Each mechanism composes the steps of `spent` and those of `rest`.  The noise of `rest` is multiplied by the scale.
-    """
+    """Return one mechanism for each scale: the steps of `spent`, and those of `rest` with their noise scaled."""
     # with these rules a pass may begin in `spent` and end in `rest`, so count the releases of the whole run
     if terms.sampling in (*rules.UNSAMPLED, rules.CYCLIC):
         whole = [merged([*spent, *scaled(rest, float(scale))]) for scale in scales]
@@ -396,8 +349,7 @@ def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segme
 
 def _solved(request: PlanRequest) -> Solution:
     """Return the solution of a request, without its filter."""
-    # `ja.calibrate_noise_multiplier` finds the noise of a `plain` run: Poisson sampling with one rate and one noise
-    # multiplier.  `noise_for` searches the noise of any other run.
+    # a plain run has Poisson sampling with one rate and one noise multiplier; `_calibrated_noise` finds its noise
     scheduled = request.noise_schedule is not None or request.batch_schedule is not None
     plain = request.sampling == rules.POISSON and not scheduled and not request.data_dependent
     plain = plain and request.early_stop is None
@@ -438,12 +390,7 @@ def _solved(request: PlanRequest) -> Solution:
 
 
 def _left_open(request: PlanRequest, plain: bool) -> str | None:
-    """Return the name of the one setting to solve for, or None if the request has no target.
-
-    Raise InputError if too many or too few settings are given, or if the solver cannot find the missing one.
-
-    plain : whether the run has Poisson sampling, no schedule, no early stop, and data_dependent = False.
-    """
+    """Return the setting to solve for, None without a target.  Raise InputError unless one is open and can be found."""
     given = {key: [n for n in names if getattr(request, n) is not None] for key, names in _OPEN.items()}
     for names in given.values():
         if len(names) > 1:
@@ -474,10 +421,7 @@ def _left_open(request: PlanRequest, plain: bool) -> str | None:
 
 
 def _batches(request: PlanRequest, n: float) -> list[Piece]:
-    """Return the expected batch sizes as pieces; raise InputError for batch sizes that do not fit the data.
-
-    n : the dataset_size.
-    """
+    """Return the expected batch sizes as pieces.  Raise InputError for sizes that do not fit the `n` records."""
     if request.batch_schedule is not None:
         found = pieces("batch_schedule", request.batch_schedule)
     elif request.expected_batch_size is not None:
@@ -515,10 +459,7 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
 
 
 def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:
-    """Return (noise multiplier, epsilon) for a run with Poisson sampling, one rate and one noise multiplier.
-
-    The noise multiplier meets the target.  With repetitions, epsilon is that of all K runs; otherwise it is None.
-    """
+    """Return the noise multiplier of a plain run, and epsilon of all K repetitions together (None without)."""
     target = _target(request)
     rate, steps = segment.sampling_probability, segment.steps
     rtol = _tolerance(target)
@@ -546,13 +487,11 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
     target = _target(request)
     if request.sampling == rules.ORDER:
         raise InputError("steps is missing; give it or epochs, to which the noise of 'fixed_order' is relative")
-    # A part of a round, or of a pass through the groups, costs as much as the whole.  So search for a number of
-    # whole rounds or passes, of `length` steps each.
+    # a part of a round, or of a pass through the groups, costs as much as the whole: search for a number of whole ones
     length = slots_for(n, rate * n) if request.sampling == rules.ALLOCATION else request.groups or 1
     if request.sampling in (rules.ALLOCATION, rules.CYCLIC):
         rate = 1.0 / length if request.sampling == rules.ALLOCATION else min(rate * length, 1.0)
     upper = lambda count: _upper_without_schedule(request, np.array(rate), length * count, n)
-    # The search starts at 1000 steps.  Another start would change only the time of the search.
     found = _searched(upper, target, np.ceil(1000.0 / length), (1.0, float(MAX_STEPS)), falls=False, whole=True)
     if math.isnan(found):
         raise _infeasible(target, "infeasible_steps")
@@ -589,7 +528,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
         if spent < target * (1.0 - _tolerance(target)):
             _warn_not_reached(target, "sampling_probability", rate, spent)
     size = float(round(rate * n)) if request.sampling in rules.OF_ONE_SIZE else rate * n
-    assert request.noise_multiplier is not None  # the rate is left open, so the caller has given the noise
+    assert request.noise_multiplier is not None
     sigma, count = request.noise_multiplier, int(steps(np.array(rate)))
     segments = with_rates((Segment(0, count, sigma, rate, size),), request.sampling, None, int(n))
     cap = _cap_of(request, rate, count) if request.sampling == rules.TRUNCATED else None
@@ -597,11 +536,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
 
 
 def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndarray:
-    """Return the upper bounds of epsilon for a batch of runs whose rate and noise do not change.
-
-    rate, steps : the sampling probability and the number of steps of each run.
-    n : the dataset_size.
-    """
+    """Return upper bounds of epsilon of runs with constant rates and noise on `n` records."""
     sampling = request.sampling
     sigma = np.full(np.broadcast_shapes(rate.shape, steps.shape), request.noise_multiplier)
     if sampling == rules.TRUNCATED:
@@ -646,10 +581,7 @@ def _searched(
     falls: bool,
     whole: bool = False,
 ) -> float:
-    """Return the argument of `upper` (an upper bound of epsilon) at which the bound is closest to the target.
-
-    Leave out arguments whose bound exceeds the target; return NaN if the bound of every argument does.
-    """
+    """Return the argument at which the bound `upper` is closest to the target but not above it; NaN if none is."""
     rtol = _tolerance(target)
     # This share of the target stays unspent, since another evaluation may give a larger epsilon by rounding.
     margin = 1e-7 if whole else 0.05 * rtol
@@ -669,9 +601,6 @@ def _warn_not_reached(target: float, name: str, value: float, epsilon: float) ->
     )
 
 
-# Changing a plan under way
-
-
 def rest_of_run(
     terms: PlanRequest,
     segments: Sequence[Segment],
@@ -680,10 +609,7 @@ def rest_of_run(
     epochs: float | None,
     expected_batch_size: float | None,
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """Return the segments of the first `step` steps, and the segments of the later steps.
-
-    In each of the two, the first step has number 0.  The later segments' noise is not yet scaled to meet the target.
-    """
+    """Return the segments before step `step`, and those after it, counted from 0 again and with noise still unscaled."""
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
         raise InputError("steps and epochs are both given; give one of them")
@@ -711,8 +637,7 @@ def rest_of_run(
         raise InputError(f"step = {step} leaves no steps to recalibrate; give steps (or epochs) beyond it")
     rest = with_rates(joined(_cut(noise, count), _cut(batches, count), count, n), sampling, terms.groups, n)
     kept = sampling == rules.CYCLIC and rest[0].expected_batch_size == segments[0].expected_batch_size
-    # Keep the old sampling probability.  A new one may differ from it by rounding.  If each record has a rate of its
-    # own, a new one would be the average of these rates instead of the largest.
+    # keep the old rate: a new one may differ by rounding, and would be the average of `sampling_rates`, not the largest
     if kept or terms.rates_digest is not None:
         rest = tuple(s._replace(sampling_probability=segments[0].sampling_probability) for s in rest)
     return spent, rest

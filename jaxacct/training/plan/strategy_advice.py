@@ -29,22 +29,16 @@ _ONE = "advice is for one run"
 
 @dataclass(frozen=True)
 class StrategyOption:
-    """One batch rule and one noise strategy, with the least noise multiplier that meets the budget (NaN if none does).
-
-    ``groups`` depends on ``sampling``: the number of groups of records with "cyclic_poisson", the number of slots of a
-    round with "random_allocation", the number of steps of a pass with "fixed_order", and 1 with "poisson".
-    `advise_strategy` defines ``error``. ``relative`` is the error divided by the error of DP-SGD with "poisson".
-    ``epsilon`` is a certified upper bound.
-    """
+    """Batch rule and noise strategy, with the least noise multiplier that meets the budget (NaN if none does)."""
 
     sampling: str
     strategy: Strategy
-    groups: int
+    groups: int  # of records with "cyclic_poisson"; else slots of a round, steps of a pass, or 1 with "poisson"
     sampling_probability: float
     noise_multiplier: float
-    error: float
-    relative: float
-    epsilon: float
+    error: float  # see `advise_strategy`
+    relative: float  # error divided by that of DP-SGD with "poisson"
+    epsilon: float  # certified upper bound
     status: str
 
     def row(self) -> dict[str, Any]:
@@ -55,10 +49,7 @@ class StrategyOption:
 
 @dataclass(frozen=True)
 class StrategyAdvice:
-    """The options for one budget, as `advise_strategy` returns them. Options that meet the budget can become a `Plan`.
-
-    ``print(advice)`` shows a table, ``advice.plot()`` a picture, and ``Plan(**advice.plan_arguments())`` plans a run.
-    """
+    """Options for one budget.  ``print(advice)`` shows a table, ``Plan(**advice.plan_arguments())`` plans a run."""
 
     options: tuple[StrategyOption, ...]
     target_epsilon: float
@@ -83,10 +74,7 @@ class StrategyAdvice:
         return found | ({"noise": option.strategy} if option.sampling in WITH_NOISE else {})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the advice as a dict that JSON can hold.
-
-        The dict holds the name of each strategy, and the string "nan" in place of a missing number.
-        """
+        """Return the advice as a dict for JSON, with the strategies' names, and "nan" for missing numbers."""
         return vars(self) | {"options": [option.row() for option in self.options]}
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
@@ -128,35 +116,31 @@ def advise_strategy(
 ) -> StrategyAdvice:
     """Compare independent and correlated noise at one budget and one batch size.
 
-    Each option that a `Plan` takes under the relation gets the least noise that is certified to meet (target_epsilon,
-    target_delta):
+    Each option that a `Plan` takes under the relation gets the least noise that is certified to meet the budget.  Let
+    q = batch_size / dataset_size.  The options are:
 
-    * "poisson": DP-SGD, where each record is in a step with probability q = batch_size / dataset_size;
+    * "poisson": DP-SGD, where each record is in a step with probability q;
     * "random_allocation": DP-SGD, where each record is in one of the ceil(1/q) steps of each round;
     * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups that take turns, and
       each record of the group in turn is drawn with probability b q;
-    * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled. All passes have the same order, so each record takes
-      part in every ceil(1/q)-th step. This option needs the relation ``zero_out`` or ``replace_one``.
+    * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: each record is in every ceil(1/q)-th step. This option
+      needs the relation ``zero_out`` or ``replace_one``.
 
-    The error is ``sigma sqrt(mean_i e_i)``, in clip norms. Here sigma is the noise multiplier. Prefix sum i is the sum
-    of the clipped gradients of steps 1 to i, and e_i is the variance of the noise in this sum at noise multiplier 1.
-    The error leaves out the variance of sampling, the bias of clipping, and the effect on an optimiser.
-
-    Random allocation has batches of dataset_size / ceil(1/q) records on average, which may be fewer than batch_size.
-    So the error of random allocation is multiplied by q ceil(1/q), which makes the noise per record comparable.
+    The error is ``sigma sqrt(mean_i e_i)``, in clip norms. Here sigma is the noise multiplier, and e_i the variance, at
+    sigma = 1, of the noise in the sum of the clipped gradients of steps 1 to i. The error leaves out the variance of
+    sampling, the bias of clipping, and the effect on an optimiser. For random allocation the error is multiplied by
+    q ceil(1/q), since a batch has dataset_size / ceil(1/q) records on average, which may be fewer than batch_size.
 
     Parameters
     ----------
     target_epsilon, target_delta : the budget; target_epsilon is > 0, target_delta in (0, 1).
     dataset_size : number of records.
     batch_size : expected number of records in a step.
-    epochs, steps : the length of the run; give one of the two. n = ceil(epochs dataset_size / batch_size) steps.
-    bands : one or several numbers b of bands, each at most 1/q and n. By default 2, 4, 8, 16 and 32, as far as they
-        fit; the largest number that fits is tried as well if it is at most 64. With b = 1/q bands nothing is sampled.
-        One band is DP-SGD.
+    epochs, steps : the length of the run; give one of the two. n = ceil(epochs / q) steps.
+    bands : one or several numbers b, each at most 1/q and n. By default those of 2, 4, 8, 16 and 32 that fit, and the
+        largest that fits if it is at most 64. With b = 1/q bands nothing is sampled. One band is DP-SGD.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
-        Neighbouring relation. The accounting holds only if the other records stay in their groups and steps when a
-        record is added or removed.
+        The accounting holds only if the other records stay in their groups and steps when a record is added or removed.
 
     Returns
     -------

@@ -1,8 +1,4 @@
-"""Writes and reads the checkpoints of a run, with Orbax.
-
-A checkpoint holds everything that the next step depends on, so a resumed run takes the same steps as a run without
-an interruption.
-"""
+"""Writes and reads the checkpoints of a run with Orbax.  They hold all that the next step depends on."""
 
 from __future__ import annotations
 
@@ -42,8 +38,7 @@ class Checkpoint(NamedTuple):
     carried: Carried
     lineage: Lineage
     history: History
-    # A digest of the plan, program and data of the steps after the checkpoint.  A run with the same digest repeats
-    # these steps exactly.  The session is b"" if the run took no steps after the checkpoint, or cannot repeat them.
+    # digest: a run with the same one repeats the steps after the checkpoint; b"" if there are none, or no run can
     session: bytes
     stopped: str = ""  # why the run stopped (see `State.stopped`); "" while the run goes on
     seen: bool = False  # whether outputs of the run were seen, as by a callback or `params_of`
@@ -51,10 +46,7 @@ class Checkpoint(NamedTuple):
 
 
 class Store:
-    """Folder of checkpoints, numbered from 0.  All processes of a run share the folder.
-
-    Only the owner of the folder may read it, since it holds the secret key of the run.
-    """
+    """Folder of checkpoints, which all processes share.  Only its owner may read it: it holds the run's secret key."""
 
     def __init__(self, folder: str | os.PathLike[str], processes: Processes = ALONE) -> None:
         ocp = optional_package("orbax.checkpoint", "a folder of checkpoints")
@@ -78,10 +70,7 @@ class Store:
         return self._manager.latest_step()
 
     def save(self, found: Checkpoint) -> None:
-        """Write a checkpoint.  It is complete when this method returns.
-
-        If the checkpoint cannot be written, raise InputError.  The earlier checkpoints then stay.
-        """
+        """Write a checkpoint, complete on return.  Raise InputError if that fails; the earlier checkpoints stay."""
         line = found.lineage._asdict() | {"root": found.lineage.root.key}
         notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in line.items()}
         run: dict[str, Any] = {"leaves": _leaves(found.carried), "step": found.step, "lineage": notes}
@@ -109,11 +98,7 @@ class Store:
         return dict(self._manager.restore(number, args=args.Composite(run=args.JsonRestore())).run)
 
     def look(self) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Return the notes (the entries that are not arrays) and the arrays of the last checkpoint.
-
-        The arrays show outputs of the run.  If the run has taken a step and may take more, also write into the
-        checkpoint and into the run's ledger that outputs were seen.
-        """
+        """Return notes and arrays of the last checkpoint.  If the run may go on, record that outputs were seen."""
         number = self.latest()
         if number is None:
             raise InputError(f"{self._path}: holds no checkpoint; give the folder that fit had as checkpoints=")
@@ -134,11 +119,7 @@ class Store:
         return run, found
 
     def load(self, number: int, like: Carried, digest_of: Callable[[Any], bytes] = digest_tree) -> Checkpoint:
-        """Return a checkpoint, with arrays of the tree structure, shapes and devices of ``like``.
-
-        If an earlier version stored the arrays without names, `digest_of` computes the digest that shows whether every
-        array is in its place.
-        """
+        """Return a checkpoint, with arrays of the tree structure, shapes and devices of ``like``."""
         args, run = self._ocp.args, self.notes(number)
         own = _leaves(like)
         if "leaves" in run and run["leaves"] != own:
@@ -160,8 +141,7 @@ class Store:
         values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
         values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
         line = Lineage(**values | {"root": Root(values["root"])})
-        # Leaves that are stored without names may have changed places if their shapes and dtypes are equal.  Only the
-        # digest shows this.
+        # leaves without names may have changed places if shapes and dtypes are equal; only the digest shows this
         alike = len({repr(kind) for _, *kind in own}) < len(own)
         if "leaves" not in run and alike and digest_of(carried) != line.seal:
             raise InputError(
@@ -200,19 +180,17 @@ class Store:
 def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: bool = False) -> PyTree:
     """Return the parameters in the last checkpoint of a run, for inference.  This needs no key, data or trainer.
 
-    If the run has not ended, this function writes into the checkpoint and into the run's ledger that outputs of the run
-    were seen.  From then on the whole plan counts as spent, even if the run takes no further step.
+    If the run has not ended, this function notes in the checkpoint and in the ledger that outputs were seen.  From then
+    on the whole plan counts as spent, even if the run takes no further step.
 
     Do not call this function while `fit` writes to the folder.  During `fit`, a callback can read the parameters.
 
     Parameters
     ----------
     folder : the folder that `Trainer.fit` was given as ``checkpoints``.
-    like : parameters, an nnx or Equinox module, or the result of `lora`, as `Trainer.init` took them.  The frozen part
-        is taken from ``like``.  ``like`` may be left out if all parameters were trained and are one array or nested
-        dicts of arrays.
-    average : whether to return, instead of the parameters, their moving average, which an `averaged` optimizer keeps in
-        float32 or wider.
+    like : parameters, a module or the result of `lora`, as `Trainer.init` took them.  It gives the frozen part, and may
+        be left out if all parameters were trained and are one array or nested dicts of arrays.
+    average : whether to return the moving average of an `averaged` optimizer instead, in float32 or wider.
 
     Returns
     -------
@@ -220,8 +198,8 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
 
     Raises
     ------
-    InputError : the folder has no checkpoint, ``like`` is another model than the checkpoint's, or the parameters need
-        ``like``.  If the run has not ended: its ledger is missing or in use.
+    InputError : the folder has no checkpoint; ``like`` is needed, or is another model; the run has not ended, and its
+        ledger is missing or in use.
 
     References
     ----------
@@ -267,10 +245,7 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
 
 
 def _nested(names: list[str], values: list[np.ndarray]) -> Any:
-    """Return nested dicts of arrays, built from the arrays' names, such as "['a']['b']".
-
-    A single array whose name is empty is returned as it is.
-    """
+    """Return nested dicts of arrays from names such as "['a']['b']"; a single array with an empty name as it is."""
     if names == [""]:
         return values[0]
     found: dict[str, Any] = {}
@@ -297,11 +272,7 @@ def _require_room(folder: Path, carried: list[Any]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder of checkpoints private to its owner.
-
-    Refuse a folder that belongs to another user.  Also refuse a folder that other users may open and that holds files
-    other than checkpoints.
-    """
+    """Make a folder private to its owner; refuse another user's, and an open one that holds other files."""
     status = folder.stat()
     if os.name == "posix" and status.st_uid != os.geteuid():
         raise InputError(f"{folder}: belongs to another user, who could read the secret key of the run; use your own")
@@ -336,17 +307,11 @@ def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:
 
 
 def _on_host(leaf: Any) -> Any:
-    """Return an array that lies on one device as a NumPy array.  Return other arrays, and random keys, as they are.
-
-    Orbax writes a NumPy array in two thirds of the time that it needs for a JAX array.
-    """
+    """Return an array of one device as a NumPy array, which Orbax writes faster; other arrays and keys as they are."""
     numeric = not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     return np.asarray(leaf) if numeric and len(getattr(leaf, "devices", tuple)()) < 2 else leaf
 
 
 def _plain(carried: Carried) -> list[Any]:
-    """Return the leaves of the state, in order, as arrays.
-
-    A checkpoint does not store their tree structure.  `load` takes it from its argument ``like``.
-    """
+    """Return the leaves of the state, in order, as arrays.  `load` takes their tree structure from ``like``."""
     return [jax.numpy.asarray(leaf) for leaf in jax.tree_util.tree_leaves(carried)]

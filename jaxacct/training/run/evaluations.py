@@ -1,8 +1,4 @@
-"""Computes values from a run's parameters.
-
-`Evaluations` computes values on public data, which the user may see.  `ValidationScore` computes exact sums on private
-data, which must not be released without noise.
-"""
+"""Computes values of a run's parameters: on public data, or as exact sums on private data, not to be released."""
 
 from __future__ import annotations
 
@@ -24,18 +20,13 @@ from jaxacct.training.source import Source
 from jaxacct.training.step.models import Untrained, join_model
 
 UNIT_BITS, LOWER_BITS = 20, 10
-"""Numbers of bits.  A value is a whole number of units, at most 2^UNIT_BITS.  Its lowest LOWER_BITS bits and its other
-bits are summed separately, as int32."""
+"""A value is at most 2^UNIT_BITS units.  Its lowest LOWER_BITS bits and its other bits are summed apart, as int32."""
 BLOCK_SIZE = 256
 """Number of examples whose values are computed together.  Blocks are computed one by one, which limits the memory."""
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """Return two int32, (upper, lower).  `value` sums to (upper * 2^10 + lower) * unit over the records of `data`.
-
-    First the value of each record is clipped to [0, 1] and rounded to a multiple of `unit`.  NaN counts as 0.  The sum
-    of these rounded values is exact.
-    """
+    """Return (upper, lower): `value`, clipped to [0, 1] and rounded to units, sums to upper * 2^10 + lower units."""
     of_one = jax.make_jaxpr(lambda example: value(params, example))
     refuse_closed_over("value", of_one(one_of(data)), data)
 
@@ -64,10 +55,7 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
 
 
 def require_countable(name: str, data: Any, remedy: str) -> None:
-    """Raise InputError unless all arrays have first axes of one length, from 1 to 2^20.
-
-    This length is the number of examples.  `units` can sum over at most 2^20 examples.
-    """
+    """Raise InputError unless all first axes have one length, from 1 to the 2^20 that `units` can sum over."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
     # each 10-bit part of a value is at most 2^10, so the sum of 2^20 such parts is at most 2^30, which int32 holds
     if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= 2**20:
@@ -75,10 +63,7 @@ def require_countable(name: str, data: Any, remedy: str) -> None:
 
 
 class Evaluations:
-    """Callback that computes a value every few steps, stores it in `values`, and passes it to `tell`.
-
-    Computing a value counts as a look at outputs of the run.
-    """
+    """Callback that stores a value in `values` every few steps and gives it to `tell`.  This is a look at outputs."""
 
     def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:
         if public_data is None:
@@ -116,10 +101,7 @@ def _number(value: Any) -> float:
 
 
 class ValidationScore:
-    """Callable that returns the exact sum of a score over the validation records.  Each score is clipped to [0, 1].
-
-    The sum is secret: only `EarlyStop.ends` may get it.
-    """
+    """Callable for the exact sum of scores, clipped to [0, 1].  It is secret: only `EarlyStop.ends` may get it."""
 
     def __init__(self, score: Callable[[Any, Any], Any], validation: PyTree) -> None:
         require_countable("validation", validation, "give records")
@@ -141,10 +123,7 @@ class ValidationScore:
 
 
 def validation_score(plan: Plan, score: Any, validation: Any, several: bool) -> ValidationScore | None:
-    """Return the score for the early stop of a plan, or None if the plan has no early stop.
-
-    `several` is True if the run is on a mesh, where an early stop is refused.
-    """
+    """Return the score for a plan's early stop, None if it has none.  `several` (a mesh) is refused."""
     if plan.early_stop is None:
         if score is not None or validation is not None:
             raise InputError("score and validation need a plan with an early stop; use Plan(..., early_stop=...)")
