@@ -156,18 +156,15 @@ class Ledger(Contents):
     """Record of what one or several runs have spent.  The file has one JSON line for each release.
 
     `record` puts the line of a step on the disk before the step's noisy sum is used, so a crash can only make the
-    ledger overstate the spending.  A step's line that a crash cuts off counts with the least noise and highest rate of
-    its run.
+    ledger overstate the spending.  A step's line that a crash cuts off counts as the costliest that it can have been.
 
     Steps whose entries agree in every field are exact replays and count once; others count twice.  So equal
-    fingerprints must mean outputs that are equal to the last bit: a repeated step whose output can differ needs a new
-    key.
+    fingerprints must mean outputs equal to the last bit: a repeated step whose output can differ needs a new key.
 
     Call `seen` before you look at outputs that may make you end a run early.  From then on `spent` and `epsilon` count
     all steps that the plan and its target allow.
 
-    Only one process at a time can write.  If a line before the last is damaged, opening raises InputError with its
-    number.
+    Only one process can write at a time.  A damaged line, other than a last one that was cut off, raises InputError.
 
     Make ledgers by `Ledger.create`, `Ledger.open` and `Ledger.read`.  `run` is the name of the current run.  `runs`
     maps names of runs to their spending, `headers` to the list of their `Run` entries, one for each plan followed.
@@ -295,8 +292,8 @@ class Ledger(Contents):
         noise_multiplier, sampling_probability : those of this step.
         partition : a text that identifies the pass or round: with fixed batches how this pass divides the data, with
             random allocation the slots that the records drew.  Batches of steps with the same text must be disjoint.
-            Such a pass costs what its costliest step costs, and a round costs one round.  A step without the text,
-            under a batch rule with passes or rounds, costs a Gaussian release of all records.
+            Such a pass costs as much as its costliest step, and such steps of a round as much as one round.  If the
+            batch rule has passes or rounds, a step with None costs as much as a Gaussian release of all records.
         """
         numbers = noise_multiplier, sampling_probability
         self._append([self.step_entry(step, key_fingerprint, batch_fingerprint, *numbers, partition)])
@@ -392,7 +389,7 @@ class Ledger(Contents):
             self.promise(spent.next, until)
 
     def promise(self, step: int, until: int) -> None:
-        """Write the next `step` and promised end of a run whose outputs were seen: steps before `until` count."""
+        """If outputs of the run were seen, write its next `step` and promised end: all steps before `until` count."""
         known = self.runs[self.run].looks
         if known is not None:
             self._append([known._replace(step=step, until=until)])

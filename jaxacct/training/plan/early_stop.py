@@ -14,7 +14,7 @@ from jaxacct.mechanisms import AboveThreshold, Mechanism, compose
 from jaxacct.samplers.exact_draws import KeyedBits, discrete_laplace
 
 UNITS = 2**20
-"""Number of units in 1.0.  A record adds at most 1.0 to a score.  Scores are whole units, so sums are exact."""
+"""Units in 1.0, the most that a record adds to a score.  Scores are whole units, so sums are exact."""
 _EPSILON = Constraint("use an ordinary {name}, such as 0.1", 1e-10, 1e10)
 
 
@@ -22,27 +22,25 @@ _EPSILON = Constraint("use an ordinary {name}, such as 0.1", 1e-10, 1e10)
 class EarlyStop:
     """Rule of a `Plan`: the run ends once a score on private data no longer rises.
 
-    A score is the sum over validation records of a value in [0, 1], such as the number of right predictions.  The score
-    is computed once in every `every` steps.  After each score the rule answers whether the run ends.  Let m be the
+    A score is a sum over validation records of values in [0, 1], such as the number of right predictions.  Let m be the
     largest of the last `patience` scores, and b the largest of all scores before them.  The run ends when
 
         m - b + noise_1 <= gain + noise_2.
 
-    Here noise_1 is Laplace noise of scale 4/epsilon, drawn afresh for each score.  noise_2 is Laplace noise of scale
+    noise_1 is Laplace noise of scale 4/epsilon, drawn afresh for each score.  noise_2 is Laplace noise of scale
     2/epsilon, drawn once for the run.  (Both are drawn exactly, as multiples of 2^-20.)  One record changes m - b by at
-    most 1.  So all answers of the rule together are epsilon-DP under add or remove, and 2 epsilon-DP under replace_one.
-    This holds for any number of scores.
+    most 1.  So all answers together, however many, are epsilon-DP under add or remove, and 2 epsilon-DP under
+    replace_one.
 
-    The plan's epsilon covers all steps of the plan and all answers of this rule.  So a validation record may be a
-    training record as well.  A record may occur only once among the validation records.  A run that ends early claims
-    the epsilon of the whole plan: the early stop saves steps, not epsilon (training/README.md, "A private early stop").
+    The plan's epsilon covers all its steps and all these answers.  So a validation record may be a training record as
+    well, but must occur only once among the validation records.  Ending early saves steps, not epsilon.
 
     Parameters
     ----------
-    epsilon : from 1e-10 to 1e10.  All answers of the rule together are epsilon-DP under add or remove.
+    epsilon : from 1e-10 to 1e10, the epsilon of all answers together under add or remove.
     every : number of steps from one score to the next.
     patience : number of scores in a row that must bring no gain before the run ends.
-    gain : >= 0, in records.  A rise of the score by at most `gain` does not count as a rise.
+    gain : >= 0, in records.  A rise of the score by at most `gain` does not count.
 
     References
     ----------
@@ -69,26 +67,23 @@ class EarlyStop:
 
     @property
     def numbers(self) -> tuple[float, int, int, float]:
-        """The fields `epsilon`, `every`, `patience` and `gain`, as Python numbers.  A plan's document stores them."""
+        """The fields in their order, as Python numbers, as a plan's document stores them."""
         return float(self.epsilon), int(self.every), int(self.patience), float(self.gain)
 
     def ends(self, scores: Sequence[int], key: bytes, chain: bytes) -> bool:
-        """Return whether the run ends after the last of the scores.
+        """Return whether the run ends.  Call `Ledger.spend(rule.mechanism)` before the first call.
 
-        If you write your own training loop, call `Ledger.spend(rule.mechanism)` before the first `rule.ends(...)`.
-
-        scores : all scores so far, each multiplied by UNITS = 2^20.
-        key : the secret key of the run.  All noise is derived from this key.
-        chain : 32 bytes that differ from step to step.  The noise of a score is derived from the key, these bytes and
-            m - b (see `EarlyStop`).  So a call that is repeated with the same values gives the same answer.  A call
-            with another chain or another m - b draws other noise.
+        scores : all scores so far, in units of 2^-20 (`UNITS`).
+        key : the secret key of the run.
+        chain : 32 bytes that differ from step to step.  The noise of a score derives from key, chain and m - b.  So a
+            repeated call gives the same answer, and another chain or m - b gives other noise.
         """
         _, _, patience, gain = self.numbers
         if len(scores) <= patience:
             return False
         rise = max(scores[-patience:]) - max(scores[:-patience])
         rule = repr(self.numbers)
-        # The factor 1 + 2^-40 makes the noise a little larger.  So rounding cannot make the claimed epsilon too small.
+        # the factor 1 + 2^-40 enlarges the noise, so that rounding cannot make the claimed epsilon too small
         drawn = lambda what, scale: discrete_laplace(
             Fraction(scale) * UNITS * (1 + Fraction(1, 2**40)), KeyedBits(hmac.digest(key, what, "sha256"))
         )
@@ -98,10 +93,7 @@ class EarlyStop:
 
 
 def early_stop_of(node: object) -> EarlyStop | None:
-    """Return the early-stop rule that a plan's document holds as a list of four numbers, or None for null.
-
-    Raise InputError for anything else.
-    """
+    """Return the rule in a plan's document: four numbers, or null for None; raise InputError for anything else."""
     if node is None:
         return None
     if not isinstance(node, list) or len(node) != 4 or any(isinstance(x, bool) or np.ndim(x) for x in node):

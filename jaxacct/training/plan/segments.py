@@ -1,4 +1,4 @@
-"""Segments, the stretches of a run whose steps are all alike.  This module counts releases and finds passes."""
+"""Segments, the stretches of a run whose steps are all alike: their releases and their passes."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, release_of_pass
 
 ROUNDING = 1e-12
-"""Relative amount by which a quotient is lowered before it is rounded up.  It exceeds the quotient's rounding error."""
+"""Relative amount by which a quotient is lowered before it is rounded up; more than the quotient's rounding error."""
 
 _TINY = 1e-150
 """Stand-in for a rate of 0, so that rates can be compared by their ratio."""
 
 
 class Segment(NamedTuple):
-    """Steps `start` to `start + steps - 1` of a run.  They all have the same noise, rate and batch size.
+    """Steps `start` to `start + steps - 1` of a run, which have the same noise, rate and batch size.
 
     Parameters
     ----------
-    start, steps : the number of the first step, counted from 0, and the number of steps in the segment.
+    start, steps : the first step, counted from 0, and the number of steps.
     noise_multiplier : the standard deviation of the noise on the sum of clipped gradients, divided by the clip norm.
     sampling_probability : the rate at which a step draws records; the largest rate, if records have different rates.
-    expected_batch_size : the expected number of records in a step's batch.  The noisy sum is divided by this number.
+    expected_batch_size : the expected number of records in a batch, by which the noisy sum is divided.
 
     >>> Segment(start=10, steps=5, noise_multiplier=1.0, sampling_probability=0.1, expected_batch_size=6.0).end
     15
@@ -52,18 +52,14 @@ class Segment(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Part of a schedule: consecutive steps that have the same value.
-
-    A piece begins where the previous piece ends.  Its last step is `until - 1`, or the run's last step if `until` is
-    None.
-    """
+    """Steps with one value, from the end of the previous piece to step `until - 1`, or to the run's end if None."""
 
     until: int | None
     value: float
 
 
 Schedule: TypeAlias = Sequence[float] | Sequence[tuple[int | None, float]] | np.ndarray
-"""One number per step, or pairs (until_step, value).  A last until_step of None means the end of the run."""
+"""One number per step, or pairs (until_step, value), whose last until_step may be None, the end of the run."""
 
 
 def pieces(name: str, schedule: Any) -> list[Piece]:
@@ -126,26 +122,20 @@ def slots_for(dataset_size: float, batch_size: float) -> int:
 def with_rates(
     segments: Sequence[Segment], sampling: str, groups: int | None, dataset_size: int
 ) -> tuple[Segment, ...]:
-    """Return the segments with the sampling probability that the batch rule `sampling` has at each batch size.
-
-    With random allocation a batch size is also lowered to dataset_size / (a whole number of slots).
-    """
+    """Return the segments with the batch rule's rates; random allocation lowers batch sizes to dataset_size/slots."""
     if sampling == rules.ALLOCATION:
         each = [(s, slots_for(dataset_size, s.expected_batch_size)) for s in segments]
         return merged([s._replace(sampling_probability=1.0 / k, expected_batch_size=dataset_size / k) for s, k in each])
     if sampling == rules.CYCLIC:
         assert groups is not None
-        # solver.py refuses batches whose rate is above 1, so a rate above 1 is a rounding error, and `min` removes it
+        # solver.py refuses batches whose rate is above 1, so `min` removes only a rounding error
         rate = lambda size: min(groups * size / dataset_size, 1.0)
         return tuple(s._replace(sampling_probability=rate(s.expected_batch_size)) for s in segments)
     return tuple(segments)
 
 
 def merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Join adjacent segments that have the same noise, rate and batch size, and return the segments of the run.
-
-    Segments without steps are dropped.  The first segment of the result starts at step 0.
-    """
+    """Return a run's segments from step 0: drop empty ones, and join neighbours of equal noise, rate and batch size."""
     found: list[Segment] = []
     start = 0
     for numbers, group in itertools.groupby((s for s in segments if s.steps), lambda segment: segment[2:]):
@@ -160,10 +150,7 @@ def scaled(segments: Sequence[Segment], scale: float) -> tuple[Segment, ...]:
 
 
 class Block(NamedTuple):
-    """Stretch of a run with one batch size, from step `start` to step `end - 1`.
-
-    `length` is the number of steps in a pass or round, and `members` are the segments of the stretch.
-    """
+    """Steps `start` to `end - 1`: the segments `members`, of one batch size, in passes or rounds of `length` steps."""
 
     start: int
     end: int
@@ -189,15 +176,12 @@ def blocks(segments: Sequence[Segment], sampling: str, dataset_size: int) -> lis
 
 
 def even_steps(first: int, last: int, most: int) -> np.ndarray:
-    """Return at most `most` evenly spaced steps after step `first`.  The last one is step `last`."""
+    """Return at most `most` evenly spaced steps after step `first`, up to step `last`."""
     return np.unique(np.ceil(np.linspace(first, last, min(most, last - first) + 1)[1:])).astype(int)
 
 
 def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
-    """Return (number of the pass that contains a step, first step of this pass, step after its last step).
-
-    known : the blocks of the run.
-    """
+    """Return (number, first step, last step + 1) of the pass that contains a step of a run of these blocks."""
     before = 0
     for start, end, length, _ in known:
         if step < end:
@@ -209,10 +193,7 @@ def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
 
 
 def begins_pass(known: Sequence[Block], step: int) -> bool:
-    """Return whether a pass begins at a step.  At the end of the run return whether the last pass is whole.
-
-    known : the blocks of the run.
-    """
+    """Return whether a pass begins at a step of a run of these blocks; at its end, whether the last pass is whole."""
     found = next((block for block in known if step < block.end), known[-1])
     return (step - found.start) % found.length == 0
 
@@ -220,11 +201,7 @@ def begins_pass(known: Sequence[Block], step: int) -> bool:
 def releases(
     segments: Sequence[Segment], until: int, sampling: str, dataset_size: int, start: int = 0, cap: int = 0
 ) -> Counter[Release]:
-    """Return how often each release occurs in steps `start` to `until - 1`.
-
-    If the batch rule has passes or rounds, each pass or round is one release.  The noise of this release is the least
-    noise of the steps in this range.
-    """
+    """Count the releases of steps `start` to `until - 1`.  A pass or round is one, with its least noise there."""
     counts: Counter[Release] = Counter()
     if sampling not in rules.BY_PASS:
         cut = (cap, dataset_size) if sampling == rules.TRUNCATED else ()
@@ -235,7 +212,7 @@ def releases(
         return counts
     for begin, _, length, members in blocks(segments, sampling, dataset_size):
         share = members[0].sampling_probability
-        # {number of a pass: its least noise}, for the first and last pass of each segment.  Only these can be shared.
+        # {pass: its least noise} for the first and last pass of each segment; only these can have several segments
         least: dict[int, float] = {}
         for segment in members:
             first, last = max(segment.start, start), min(segment.end, until)
@@ -252,10 +229,7 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Return {release: stand-in}.  A stand-in is a release that replaces similar ones.  About `most` stand-ins exist.
-
-    If `dearer` is true, a stand-in costs at least as much as each release that it replaces, else at most as much.
-    """
+    """Map releases to about `most` stand-ins that cost at least (`dearer`) or at most as much as each one replaced."""
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
     for near in _near(counts, most):
@@ -266,7 +240,7 @@ def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> 
 
 
 def gathered(counts: Mapping[Release, int], known: Mapping[Release, Release]) -> Counter[Release]:
-    """Return the counts of stand-ins, given the counts of releases and `known`, which maps releases to stand-ins."""
+    """Return counts of stand-ins, given counts of releases and `known`, which maps releases to stand-ins."""
     found: Counter[Release] = Counter()
     for release, number in counts.items():
         found[known[release]] += number
@@ -274,25 +248,17 @@ def gathered(counts: Mapping[Release, int], known: Mapping[Release, Release]) ->
 
 
 def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
-    """Return releases divided into about `most` groups of similar releases.
-
-    The releases of a group differ only in noise and, with Poisson sampling, in the rate.  One stand-in will replace
-    all releases of a group.  So the loop always splits the group in which this replacement costs most.
-    """
+    """Return about `most` groups of releases that differ only in noise and, with Poisson sampling, in the rate."""
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
-        """Return a group as a tuple.  The heap yields the group with the largest replacement cost first.
-
-        The tuple holds minus the cost of replacing the members by one stand-in, the first member, the index of the
-        field of `Release` along which to split (1 for the noise, 2 for the rate), and the members.
-        """
+        """Return (minus the cost of one stand-in, first member, field to split along: 1 noise or 2 rate, members)."""
         noise = [release.noise_multiplier for release in members]
         rates = [max(release.sampling_probability, _TINY) for release in members]
         least, most, low, high = min(noise), max(noise), min(rates), max(rates)
         gain = -sum(counts[release] for release in members) * ((high / least) ** 2 - (low / most) ** 2)
         return gain, members[0], 1 if most / least >= high / low else 2, members
 
-    # `kinds` maps a key to releases that may share a group.  The key has noise 1 and, with Poisson sampling, rate 1.
+    # releases that may share a group, by a key with noise 1 and, with Poisson sampling, rate 1
     kinds: dict[Release, list[Release]] = {}
     for release in counts:
         share = 1.0 if release.sampling == rules.POISSON else release.sampling_probability
