@@ -1,10 +1,10 @@
 """The law of one slot in random allocation: transforms of its likelihood ratio with error bounds (README.md).
 
 The likelihood ratio of a round of t slots is S = (X_1 + ... + X_t)/t, with X = e^{s u - s^2/2}, u standard normal and
-s = 1/sigma.  Smooth weights w divide a slot's law into a bulk of smaller u (w = w1 w2) and jumps of larger u
-(w = (1 - w1) w2), where w1 falls from 1 to 0 around `Windows.low`, and w2 around `Windows.high`.  The transform
-E[w e^{sign z X/t}] is called A(z) for the bulk and B(z) for the jumps; `sign` is 1 for E(S - k)_+ and -1 for
-E(k - S)_+.  Arrays have a leading batch axis (B,), one entry for each configuration.
+s = 1/sigma.  Weights w divide a slot's law into a bulk of smaller u (w = w1 w2) and jumps of larger u
+(w = (1 - w1) w2).  w1 falls smoothly from 1 to 0 around `Windows.low`, and w2 around `Windows.high`.  The transform
+E[w e^{sign z X/t}] is called A(z) for the bulk and B(z) for the jumps.  `sign` is 1 for E(S - k)_+ and -1 for
+E(k - S)_+.  Arrays have a leading batch axis (B,).
 """
 
 from typing import NamedTuple
@@ -32,17 +32,14 @@ SLACK = 1e-11
 
 
 class Windows(NamedTuple):
-    """The smooth cuts of one slot's law by its output u: bulk below `low`, jumps up to `high`, far outputs beyond.
-
-    For E(S - k)_+ outputs above `end` count as far. For E(k - S)_+ outputs above `end` are bounded, not integrated.
-    """
+    """The smooth cuts of one slot's law by its output u: bulk below `low`, jumps up to `high`, far outputs beyond."""
 
     low: Array  # (B,) upper end of the bulk in u; if -inf, there is no bulk, and all outputs below `high` are jumps
     low_blur: Array  # (B,) width of the window at `low`, in u
     high: Array  # (B,) lower end of the far outputs in u; if inf, nothing is far
     high_blur: Array  # (B,) width of the window at `high`, in u
     start: Array  # (B,) lower end of the grid in u; below it the law is bounded, not integrated
-    end: Array  # (B,) upper end of the grid in u
+    end: Array  # (B,) upper end of the grid in u; u beyond is far for E(S - k)_+, bounded for E(k - S)_+
 
 
 class Cells(NamedTuple):
@@ -120,12 +117,9 @@ def cuts_of(cells: Cells, windows: Windows) -> Cuts:
 
 
 def shares(cuts: Cuts, alpha: Array) -> tuple[Array, Array]:
-    """Return upper bounds, (B, J), of |w1 w2| (bulk) and |(1 - w1) w2| (jumps) in each cell for Im u <= alpha.
+    """Return upper bounds, (B, J), of |w1 w2| (bulk) and |(1 - w1) w2| (jumps) in each cell for |Im u| <= alpha."""
 
-    w1 and w2 are normal distribution functions, and |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)). Each
-    product is formed from logarithms, since a factor may leave float64's range where the product does not.
-    """
-
+    # |Phi(x + iy)| <= min(e^{y^2/2} Phi(x), 1 + e^{y^2/2} Phi(-x)), by logs: a factor may leave float64's range
     def window(most: Array, least: Array, y: Array) -> Array:
         grown = np.exp(np.minimum(0.5 * y * y + most, LARGEST_LOG))
         return np.minimum(grown, 1.0 + np.where(y > 0.0, np.exp(np.minimum(0.5 * y * y + least, LARGEST_LOG)), 0.0))
@@ -154,8 +148,8 @@ def jump_below(windows: Windows) -> Array:
 def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -> Array:
     """Bound log E[w e^{sign r X/t}] from above for r >= 0, (B, R), by chords of the exponential, which is convex in X.
 
-    weight, below : largest w in each cell, (B, J), and largest w below the first edge, (B,).
-    If sign = 1, w is 0 above the last edge.
+    `weight` is the largest w in each cell, (B, J), and `below` the largest w below the first edge, (B,). If sign = 1, w is
+    0 above the last edge.
     """
     share = np.clip(cells.share + sign * cells.doubt, 0.0, 1.0)
     w0, w1 = weight * cells.mass * (1.0 - share), weight * cells.mass * share
@@ -177,9 +171,8 @@ def _relative(cells: Cells) -> Array:
 def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
     """Bound log |A(c + iy')| (bulk) and log |B(c + iy')| (jumps) from above for every y' >= y, (B,) each.
 
-    The path of integration is u + i sign alpha(u), with u real. On the path, the exponential in the integrand has the
-    modulus e^{r (sign c cos(s alpha) - y sin(s alpha))}, where r = X(u)/t. alpha, (B, J + 1) at the edges, lies in
-    [0, pi/(2 s)]. alpha is 0 at both ends of the grid and linear between edges.
+    On the path u + i sign alpha(u), e^{sign z X/t} has the modulus e^{r (sign c cos(s alpha) - y sin(s alpha))}, r = X(u)/t.
+    `alpha` has the values of alpha(u) at the edges, (B, J + 1). They lie in [0, pi/(2 s)], and the first and the last are 0.
     """
     s, windows = cells.s, cuts.windows
     most, least = np.maximum(alpha[:, :-1], alpha[:, 1:]), np.minimum(alpha[:, :-1], alpha[:, 1:])
@@ -208,13 +201,10 @@ def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: f
 
 
 def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
-    """Return lower and upper bounds, by theorems, of E(S - k)_+ (sign = 1) or E(k - S)_+ (sign = -1), (B,) each.
+    """Return lower and upper bounds, (B,) each, of the call E(S - k)_+ (sign = 1) or the put E(k - S)_+ (sign = -1).
 
-    S = (X_1 + ... + X_t)/t is the likelihood ratio of a round.  E(S - k)_+ is called a call, and E(k - S)_+ a put.
-    Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), with - for the call and + for the put.  S has the mean 1 and the
-        variance v = (e^{s^2} - 1)/t.  The bound is capped at 1 for the call, and at k for the put.
-    Lower, call: the larger of E[S - k; some X_i > tk] and (1 - k)_+.  If some X_i > tk, then S > k.
-    Lower, put: the larger of E[k - S; all X_i <= k] and (k - 1)_+.  If all X_i <= k, then S <= k.
+    Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), - for the call. v = (e^{s^2} - 1)/t is the variance of S, whose mean is 1.
+    Lower: (1 - k)_+ or E[S - k; some X_i > tk] for the call, (k - 1)_+ or E[k - S; all X_i <= k] for the put.
     """
     with np.errstate(all="ignore"):
         # 1e-300 is added so that the variance of S does not become too small where s^2 underflows.
@@ -330,14 +320,9 @@ def nodes_of(s: Array, t: Array, windows: Windows, ends: Array) -> Nodes:
 def panel_errors(
     s: Array, t: Array, windows: Windows, ends: Array, c: Array, y: Array, sign: float, less_one: Array
 ) -> tuple[Array, Array]:
-    """Bound the quadrature errors of int N w (e^{sign z X/t} - 1), |Im z| <= y, for bulk and for jumps, (B,) each.
+    """Bound the quadrature errors of int N w (e^{sign z X/t} - 1), |Im z| <= y, for bulk and for jumps (README.md, 3).
 
-    N is the normal density, w the weight of the bulk or of the jumps, and f the integrand.  The error of a panel of
-    half width q with n = POINTS nodes is at most 8 q sup |f| rho^{-2n}/(1 - rho^{-2}), with sup |f| over the ellipse of
-    size rho about the panel.  sup |f| is bounded over the rectangle around the ellipse, factor by factor.
-
-    less_one : (B,) whether the bulk's integrand has the "- 1". Beside a bulk, the jumps' integrand never has the "- 1".
-        If there is no bulk, `less_one` says whether the jumps' integrand has the "- 1".
+    N is the normal density. The "- 1" is there where `less_one`, (B,), is true, but never for the jumps beside a bulk.
     """
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1])[..., None], 0.5 * (ends[:, 1:] - ends[:, :-1])[..., None]
     real, imag = half * (_ELLIPSES + 1.0 / _ELLIPSES) * 0.5, half * (_ELLIPSES - 1.0 / _ELLIPSES) * 0.5
@@ -400,19 +385,16 @@ class Line(NamedTuple):
 
 
 class Powers(NamedTuple):
-    """The integrand at N nodes, divided by (A(c) + B(c))^t. A and B are the transforms of the bulk and of the jumps."""
+    """F = (A + B)^t - A^t at N nodes, divided by (A(c) + B(c))^t. A and B are the transforms of bulk and jumps."""
 
     log_scale: Array  # (B,) t log(A(c) + B(c)), the log of the divisor of `value` and `error`
-    value: Array  # (B, N) the complex integrand, without its factors that contain k of E(S - k)_+. 0 at unused nodes
+    value: Array  # (B, N) F at the nodes (B^t where there is no bulk), divided as above; 0 at unused nodes
     error: Array  # (B, N) bound of the error of `value`
     turn: Array  # (B, N) Im z
 
 
 def turned_by(angle: Array) -> Array:
-    """Compute e^{i angle} - 1 as 2 i tau/(1 - i tau) with tau = tan(angle/2): one tangent replaces sine and cosine.
-
-    The relative error of the result is at most the relative error of tau. NumPy's tangent is off by at most 4 ulp.
-    """
+    """Return e^{i angle} - 1 = 2 i tau/(1 - i tau), tau = tan(angle/2), with tau's relative error (NumPy: up to 4 ulp)."""
     tau = np.tan(0.5 * angle)
     share = 2.0 * tau / (1.0 + tau * tau)
     found = np.empty(angle.shape, np.complex128)
@@ -441,7 +423,7 @@ def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
 
 
 def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sign: float) -> Powers:
-    """Compute (A + B)^t - A^t at all nodes, or B^t where there is no bulk. A and B are as in `Powers`."""
+    """Return F and its error bounds (`Powers`) at all nodes."""
     count = int(line.count.max()) + 1
     whole: Array = np.isneginf(windows.low)
     nodes = nodes_of(s, t, windows, ends)

@@ -2,11 +2,8 @@
 
     delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
 
-with K(z) the logarithm of E_P[e^{z loss}], is computed as a trapezoid sum in t = Im z.  With nodes h apart
-the sum also holds images: weighted values of delta at eps + 2 pi j/h, j != 0.  A law supplies e^{K(z) - K(c)} at the
-nodes with bounds of its errors (`Nodes`).
-
-The proofs are in jaxacct/kernels/README.md, sections 1, 4 and 5.
+with K(z) = log E_P[e^{z loss}], is computed as a trapezoid sum in t = Im z.  With nodes h apart the sum also holds
+images: weighted values of delta at eps + 2 pi j/h, j != 0.  The proofs are in kernels/README.md, sections 1, 4 and 5.
 """
 
 from typing import Any, NamedTuple
@@ -15,8 +12,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, pick, powers, repeat, sum_depth
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
-"""Abscissae c that are tried, as multiples of the saddle point. The contour's abscissa is one of the multiples up to 1.
-Chernoff's bounds of the images, which are integrals at larger eps, are tried at all multiples."""
+"""Abscissae c to try, as multiples of the saddle point: up to 1 for the contour, all for Chernoff bounds of the images."""
 LEAST_VALUE = 1e-300
 """Numbers are raised to at least this before a logarithm is taken. A contour's lower end below this is not used."""
 SUM_OUTWARD = 1.0000001
@@ -24,33 +20,26 @@ SUM_OUTWARD = 1.0000001
 NEWTON_STEPS = 6
 """Number of Newton steps that solve for eps on a contour. The first step starts at the eps of the saddle point."""
 MARGIN = 1.02
-"""The bounds of eps lie MARGIN times (error of log delta)/|slope of log delta| from the estimate of eps. MARGIN exceeds
-1, since the slope changes over this distance."""
+"""The bounds of eps lie MARGIN (error of log delta)/|slope of log delta| from its estimate, as the slope may change."""
 
 
 class Bracketed(NamedTuple):
-    """A value with a certified lower and upper bound.
-
-    `ok` is True where the contour's result is used. Elsewhere `upper` is Chernoff's bound and `lower` is -inf.
-    """
+    """A value with a certified lower and upper bound."""
 
     lower: Array
     estimate: Array
     upper: Array
-    ok: Array
+    ok: Array  # whether the contour gives the bracket; elsewhere a bound may be Chernoff's, or infinite
     needs: Array  # numbers of quadrature points and contour nodes that would make the bracket narrow
 
 
 class Nodes(NamedTuple):
-    """The integrand at z_k = c + i t_k, t_k = k h, with bounds of its errors.
+    """The integrand at z_k = c + i t_k, t_k = k h, without e^{-z eps} and divided by e^{K(c)}, with error bounds."""
 
-    The factor e^{-z eps} is left out, and the rest is divided by e^{K(c)}.
-    """
-
-    c: Array  # the abscissa
+    c: Array
     k0: Array  # K(c)
     common: Array  # bound of the error of K(c). It is kept apart, since all nodes share the factor e^{K(c)}
-    h: Array  # the step
+    h: Array
     t: Array  # (count,) t_k, the imaginary part of z_k
     weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
     log_modulus: Array  # (count,) Re K(z_k) - K(c), at most 0 apart from rounding
@@ -60,9 +49,6 @@ class Nodes(NamedTuple):
     images_at: Array  # abscissae of the Chernoff bounds for images at larger eps
     images_log: Array  # logarithms of the Chernoff bounds at `images_at` for eps = 0
     needs: Array  # numbers of quadrature points and contour nodes that would make the certificate narrow
-
-
-# The functions below compute the sum over the nodes and bound its errors.
 
 
 def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
@@ -100,17 +86,14 @@ def log_geometric(gap: Array) -> Array:
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """Return an upper bound of the log of the sum of all periodic images that the trapezoid rule adds.
-
-    at, log_bound : (A,) abscissae of Chernoff bounds, and the logarithms of these bounds at eps = 0.
-    log_mass : logarithm of the mass of the law that the contour integrates.
-    """
+    """Bound the log of the sum of all images from above. `log_bound`, (A,): Chernoff's log bounds at `at` for eps = 0."""
     xp = namespace(c, epsilon)
     period = 2.0 * xp.pi / h
     gap = (at - c[..., None]) * period[..., None]
     beyond = gap > 0
     right = log_bound - at * epsilon[..., None] + log_geometric(xp.where(beyond, gap, 1.0))
     right = xp.min(xp.where(beyond, right, xp.inf), axis=-1)
+    # at smaller eps delta is at most the mass of the law that the contour integrates
     return xp.logaddexp(log_mass + log_geometric(c * period), right)
 
 
@@ -125,7 +108,7 @@ def ends(nodes: Nodes, epsilon: Array, value: Array, off: tuple[Array, Array]) -
     xp = namespace(nodes.t, epsilon)
     both, images = off
     log_z = nodes.k0 - nodes.c * epsilon
-    # So far `both` bounds the error of the sum `value`. Add the rounding errors of `value - both` and `value + both`.
+    # add the rounding errors of `value - both` and `value + both`
     both = both + 4.0 * ROUNDOFF * xp.abs(value)
     rest = value - both - xp.exp(images - log_z + nodes.common + 8.0 * ROUNDOFF * (xp.abs(images) + xp.abs(log_z)))
     low, high = (xp.log(xp.maximum(x, LEAST_VALUE)) for x in (rest, value + both))
@@ -181,15 +164,9 @@ def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
 def certified(
     candidates: Array, bounds: tuple[Array, Array], log_delta_low: Array, log_delta_high: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Return (lower bound of eps, whether it is proved, upper bound, whether it is proved).
-
-    A lower bound that is not proved is -inf, and an upper bound that is not proved is inf.
-
-    candidates : the candidate for the lower bound and the candidate for the upper bound, stacked on the first axis.
-    bounds : lower bounds and upper bounds of log delta, each at both candidates.
-    """
+    """Return (lower, proved, upper, proved) for eps: a candidate if `bounds` of log delta prove it, else -inf or inf."""
     xp = namespace(candidates)
-    below, above = candidates[0], candidates[1]
+    below, above = candidates[0], candidates[1]  # `bounds` are lower and upper bounds of log delta at both
     # A margin of 4 roundoffs is kept, since the given logarithms of delta may be off by a few roundoffs.
     lower_ok = bounds[0][0] - 4.0 * ROUNDOFF * xp.abs(log_delta_high) >= log_delta_high
     upper_ok = bounds[1][1] + 4.0 * ROUNDOFF * xp.abs(log_delta_low) <= log_delta_low
@@ -217,9 +194,6 @@ def epsilon_of(
     return certified(both_ends, bounds, log_delta_low, log_delta_high)
 
 
-# The functions below choose the place of the contour.
-
-
 def log_kappa(c: Array) -> Array:
     """Return log kappa, kappa = `c^c/(1+c)^{1+c}`, the least number with `(1 - e^{-x})_+ <= kappa e^{cx}` for all x."""
     return -log1p(c) - c * log1p(1.0 / c)
@@ -228,12 +202,7 @@ def log_kappa(c: Array) -> Array:
 def period_for(
     highest: Array, at: Array, log_bound: Array, epsilon: Array, log_delta: Array, log_tol: Array, allowed: Array
 ) -> tuple[Array, Array]:
-    """Return the abscissa in `at` that needs the shortest period to make images negligible, and that period.
-
-    at, log_bound : (A,) abscissae to choose from, and the logs of Chernoff's bounds at these abscissae for eps = 0.
-    highest : largest abscissa that may be chosen.
-    allowed : limit, in nats, of log(size of the integrand at the chosen abscissa/least size at any abscissa in `at`).
-    """
+    """Return the abscissa in `at`, (A,), that needs the shortest period to make images negligible, and that period."""
     xp = namespace(at, log_bound)
     goal = xp.minimum(log_delta, 0.0) + log_tol
     # Take Chernoff's bound as the integrand's size: the ratio of bound and size varies slowly with the abscissa.
@@ -242,13 +211,9 @@ def period_for(
     gap = at[..., None, :] - at[..., None]
     right = (size - goal[..., None])[..., None, :] / xp.where(gap > 0, gap, 1.0)
     period = xp.maximum(-goal[..., None] / at, xp.min(xp.where(gap > 0, right, xp.inf), axis=-1))
-    cancelled = size - xp.min(size, axis=-1)[..., None]
+    cancelled = size - xp.min(size, axis=-1)[..., None]  # nats above the least size of the integrand
     best = xp.argmin(xp.where((cancelled < allowed) & (at <= highest[..., None]), period, xp.inf), axis=-1)
     return pick(xp, at, best), pick(xp, period, best)
-
-
-# The functions below compute characteristic functions at all nodes by one matrix product. An exponential for each pair
-# of a quadrature point and a node would be slow.
 
 
 def _rotations(angle: Array, count: int) -> tuple[Array, ...]:
@@ -273,13 +238,10 @@ def _split(count: int) -> tuple[int, int]:
 
 
 def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
-    """Return the real and imaginary parts, (count,) each, of `sum_j w_j (e^{i k angle_j} - 1)` for all k < count.
-
-    w is `weight`, of shape (X,). Errors are small relative to the terms. With k = a + inner b, `e^{i k angle} - 1` is
-    x + y + x y. One short table has x for each a, and another has y for each b. So one matrix product gives all k. The
-    points are summed in blocks of arrays.BLOCK_SIZE, which keeps the rounding error small.
-    """
+    """Return real and imaginary parts, (count,), of `sum_j weight_j (e^{i k angle_j} - 1)` for all k < count."""
     xp = namespace(weight, angle)
+    # With k = a + inner b, `e^{i k angle} - 1` is x + y + x y. A table has x for each a, and another y for each b. So one
+    # matrix product gives all k, with errors that are small relative to the terms. Sums by blocks round less.
     inner, outer = _split(count)
     size = blocks(weight.shape[-1])
     one, weight = xp.ones_like(angle)[..., None, :], weight[..., None, :]
@@ -307,9 +269,6 @@ def polar(re: Array, im: Array) -> tuple[Array, Array]:
 
 
 def depth(points: int, count: int) -> float:
-    """Bound the rounding error of a term of `departures`, in units of 2^-53 times `w_j min(2, k |angle_j|)`.
-
-    Errors of weights and angles are not included. Each step of either table counts 5.1 units, and each rounding of a
-    sum of products counts 4.9 units. The error of the sum of the weights is added.
-    """
+    """Bound the rounding of a term of `departures` for exact arguments, in 2^-53 times `weight_j min(2, k |angle_j|)`."""
+    # a step of a table costs 5.1 units, a rounding in a sum of products 4.9; last comes the sum of the weights
     return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)
