@@ -53,10 +53,10 @@ class AdaptiveSelection(AnySelection):
         delta(eps) = sum_k Pr[K = k] delta_k(eps)
 
     where delta_k is the profile of ``mechanism`` composed k times.  Candidate k may be chosen after seeing all earlier
-    outputs, K and public randomness, as long as ``mechanism`` dominates it.  All outputs may be released, and none is if
-    K = 0.  K must be independent of the data and of the outputs, but need not be secret.  The sum is the supremum over
-    such candidates, so `ja.epsilon` and `ja.delta` return brackets of kind "certified", unless ``mechanism`` has kind
-    "bound".  A constant K makes a K-fold composition.  With any other K, a composition with this selection is a bound.
+    outputs, K and public randomness, as long as ``mechanism`` dominates it.  All outputs may be released; if K is 0,
+    none is.  K must be independent of the data and of the outputs, but need not be secret.  The sum is the supremum
+    over such candidates, so `ja.epsilon` and `ja.delta` return brackets of kind "certified", unless ``mechanism`` has
+    kind "bound".  A constant K makes a K-fold composition.  For other K, compositions of the selection are bounds.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ class Sum(NamedTuple):
 
 
 class Mixture:
-    """The sum over k of Pr[K = k] delta_k. As delta_k does not fall in k, bounds at some k, the nodes, bound the rest."""
+    """Sum over k of Pr[K = k] delta_k. As delta_k does not fall in k, bounds at some k, the nodes, bound the rest."""
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -240,7 +240,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return lower and upper bounds of delta_k(eps) at all nodes, monotone in k. `known` keeps each node's bounds."""
+        """Return lower and upper bounds of delta_k(eps) at all nodes, monotone in k, and put new ones into `known`."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
@@ -337,7 +337,7 @@ def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 class _Search:
-    """Search for the solution, the smallest eps where the sum is at most `target`. `low` and `high` are proved bounds."""
+    """Search for the solution, the least eps where the sum is at most `target`. `low` and `high` are proved bounds."""
 
     def __init__(self, mixture: Mixture, target: float) -> None:
         self.mixture, self.target, self.low, self.high = mixture, target, 0.0, math.inf
@@ -367,7 +367,7 @@ class _Search:
         return math.isfinite(self.right[0])
 
     def root(self) -> tuple[float, float]:
-        """Return the eps where the line through log(sum) at `left` and `right` meets log(target), and the line's fall."""
+        """Return the eps where the line through log(sum) at `left` and `right` meets log(target), and its fall."""
         (below, more), (above, less) = self.left, self.right
         rise, fall = math.log(more / self.target), math.log(self.target / max(less, 1e-320))
         share = rise / (rise + fall) if rise + fall > 0.0 else 0.5
@@ -463,7 +463,7 @@ def weights(law: Law, tail: float) -> Weights:
 
 
 def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, above: float) -> Weights:
-    """Return `Weights` of the k >= 1 with high > 0. `below` and `above` bound Pr[K < k[0]] and Pr[K > k[-1]] from above."""
+    """Return `Weights` of the k >= 1 with high > 0. `below`, `above`: upper bounds of Pr[K < k[0]], Pr[K > k[-1]]."""
     slack = ROUNDINGS_PER_TERM * ROUNDOFF * (k.size + 8.0)
     left = 1.0 - np.sum(high) * (1.0 + slack) - below - slack
     kept = (k >= 1.0) & (high > 0.0)  # a selection without runs costs nothing
@@ -472,7 +472,7 @@ def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, abov
 
 
 def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], np.ndarray], float]:
-    """Return (least k, mode, largest k, ratio, gap): Pr[K = k + 1]/Pr[K = k] = ratio(k), <= 1 - gap from the mode on."""
+    """Return (least k, mode, largest k, ratio, gap): Pr[K = k + 1]/Pr[K = k] is ratio(k), <= 1 - gap from the mode."""
     if isinstance(law, Poisson):
         return 0.0, float(np.floor(law.mean)), np.inf, lambda k: law.mean / (k + 1.0), 0.0
     if isinstance(law, Binomial):

@@ -94,7 +94,7 @@ _pair_of = functools.lru_cache(maxsize=8)(lambda chosen: chosen._pair())
 
 
 def as_bounds(low: np.ndarray, high: np.ndarray, kind: str, rtol: float, engine: str) -> Bounds:
-    """Return Bounds, status "ok" if narrow. Unless `kind` is "certified", lower ends are 0 and finite brackets are "ok"."""
+    """Return Bounds, status "ok" if narrow. Unless `kind` is "certified", low becomes 0 and finite ends are "ok"."""
     low, allowed = (low, max(rtol, OK_WIDTH)) if kind == "certified" else (np.zeros_like(low), 1.0)
     with np.errstate(invalid="ignore"):
         narrow = (low == high) | np.isfinite(high) & (high - low <= allowed * np.maximum(high, 1e-300))

@@ -71,10 +71,7 @@ ASKED_EPS = 600.0
 @register
 @dataclass(frozen=True, eq=False)
 class _Under(Mechanism):
-    """A base under one fixed relation. Its answers are for this relation, whatever relation it is asked about.
-
-    The two directions of the fixed relation are called "remove" and "add".
-    """
+    """A base under one fixed relation, whatever relation it is asked about. Its directions are "remove" and "add"."""
 
     mechanism: Any
     relation: str = field(metadata={"static": True})
@@ -87,9 +84,8 @@ class _Under(Mechanism):
         return self.mechanism.symmetric()
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        # For sampling without replacement, different data sets are the worst at different eps, and their pairs of laws
-        # are joined to one pair. A selection uses the whole trade-off curve of the joined pair. No two neighbouring
-        # data sets have this curve, so the answer for the selection is only a bound.
+        # The pair of sampling without replacement joins pairs of data sets that are the worst at different eps. A
+        # selection uses its whole trade-off curve, which no two data sets have, so the answer is only a bound.
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
         joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
@@ -97,10 +93,7 @@ class _Under(Mechanism):
 
 
 def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
-    """Return a (base, relation) that has the same guarantee as `run` under `relation`.
-
-    The returned relation is add_one, remove_one or add_or_remove_one.
-    """
+    """Return (base, relation) of the same guarantee, the relation being add_one, remove_one or add_or_remove_one."""
     if not add_and_remove(run, relation):
         return _Under(run, relation), "add_or_remove_one"
     return run, "add_or_remove_one" if relation == "zero_out" else relation
@@ -139,10 +132,7 @@ def delta_ends(run: Mechanism, at: np.ndarray, relation: str, rtol: float = 1e-4
 
 
 def few_steps(parts: Components) -> np.ndarray:
-    """Return whether each base, (B,), consists of only a few sampled Gaussian steps.
-
-    For such a base a contour takes long. If more than FEW eps need one each, the lattice engine computes them all.
-    """
+    """Return whether each base, (B,), consists of few sampled Gaussian steps. For such a base a contour takes long."""
     steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
     return (steps > 0.0) & (steps <= FEW_STEPS) & (others == 0.0) & (parts.mu == 0.0) & (parts.delta_infinity == 0.0)
 
@@ -155,10 +145,7 @@ def upper_delta(run: Mechanism, at: np.ndarray, relation: str, rtol: float = 1e-
 def epsilon_ends(
     run: Mechanism, target: np.ndarray, relation: str, rtol: float = 1e-4
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of a base's epsilon at the deltas `target`.
-
-    At a delta >= 1 both bounds are 0. At a delta < 1e-300 the upper bound is inf.
-    """
+    """Return lower and upper bounds of a base's epsilon at the deltas `target`. The upper is inf at < LEAST_DELTA."""
     at, target = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), np.asarray(target)
     found = epsilon(run, at, relation=relation, rtol=rtol)
     high = np.where(target >= LEAST_DELTA, found.upper, np.inf)
@@ -171,10 +158,7 @@ def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str, rtol: float
 
 
 def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarray, side: float) -> np.ndarray:
-    """Return delta of a finite law at eps = `at`, rounded up if `side` is 1 and down if `side` is -1.
-
-    delta is `infinite + sum_i mass_i (1 - e^{at - loss_i})_+`, where `infinite` is the mass at infinity.
-    """
+    """Return delta `infinite + sum_i mass_i (1 - e^{at - loss_i})_+`, rounded up if `side` is 1, down if it is -1."""
     eps = np.asarray(at)[..., None]
     below = eps - loss - side * LOSS_ERROR * (np.abs(loss) + np.abs(eps))
     with np.errstate(over="ignore"):
@@ -188,10 +172,7 @@ def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
 
 
 def meet(one: Any, other: Any, most: float) -> np.ndarray:
-    """Return the intersection of two brackets, (2, *shape). Where they are disjoint, return (0, most).
-
-    An end that is NaN is ignored.
-    """
+    """Return the intersection of two brackets, (2, *shape), or (0, most) where they are disjoint. A NaN is ignored."""
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
     agree = low <= high
     return np.stack([np.where(agree, low, 0.0), np.where(agree, high, most)])
@@ -200,10 +181,7 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
-    """Yield (indices, base, law) for each pair of a base in the batch `run` and a law in the batch `law`.
-
-    indices : the pair's places in a flattened array of shape `shape`. Places where `asked` is False are left out.
-    """
+    """Yield (places, base, law) for each pair of the batch: its places in the flat `shape`, where `asked`."""
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
     number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
@@ -275,9 +253,8 @@ class Profile(NamedTuple):
         ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
         lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
         upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
-        # As a function of e^eps, delta is convex and falls at a rate of at most 1. So beyond a point delta falls no
-        # faster than the chord before that point (`steepest`). Hence the rounding of e^eps changes delta by at most
-        # `moved`.
+        # In e^eps delta is convex and falls at a rate of at most 1, so beyond a point it falls no faster than the chord
+        # before that point (`steepest`). Hence the rounding of e^eps changes delta by at most `moved`.
         steepest = np.append(1.0, np.minimum(upper[:-1] / np.diff(ratio), 1.0))
         moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio))) * ratio * steepest
         lower, upper = lower - moved, upper + moved
@@ -294,8 +271,7 @@ class Base(NamedTuple):
 def bases(run: Mechanism, coarse: bool = False) -> list[Base]:
     """Return the Base of each configuration. If `coarse`, profiles and curves are made from half as many points."""
     size, parts = math.prod(batch_shape(run)), _both(run)
-    # Gaussian bases share calls of `_bases`, since a call for many takes little longer than a call for one. Every other
-    # base gets a call of its own, since other bases in the call might change the last bits of its profile.
+    # Gaussian bases share calls, which saves time. Any other base has its own: in a shared one its last bits may change
     together = not any(np.any(part.laplace_n > 0.0) or np.any(part.finite_n > 0.0) for part in parts)
     if batch_shape(run) and not (together and size):
         return [_bases(element(run, index), coarse)[0] for index in np.ndindex(batch_shape(run))]
@@ -345,8 +321,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Pr
                 beyond[due] = half.lower > ASKED_EPS
         probe = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
         engines = np.broadcast_to(probe.engine, (size,))
-        # A base that the contour engine can compute is passed to it by name. With "auto", the lattice engine, which is
-        # slower, would compute the contour's wide brackets again.
+        # the contour engine is asked by name: with "auto" the slower lattice engine would redo its wide brackets
         by_contour = (engines == "contour") & np.all([contour.reach(part).answers for part in parts], axis=0)
         shared = by_contour & (infinite == 0.0) & np.equal(probe.kind, "certified")
         at = [_places(*ends, coarse) for ends in zip(first, at_most, engines, strict=True)]
@@ -358,8 +333,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Pr
                 # `last` is an upper bound of the epsilon at delta = `level`, so delta(last) is at most `level`
                 if eps.size and eps[-1] == last[row] < ASKED_EPS:
                     ends[1, -1] = min(ends[1, -1], level[row])
-    # If half of the mass has losses above ASKED_EPS, the profile is only bounded by 0 and 1. For selections over such a
-    # base, `profile_ends.by_base` gives the bounds.
+    # if half of the mass has losses above ASKED_EPS, the bounds are 0 and 1; `profile_ends.by_base` gives better ones
     nothing = Profile(np.array([0.0, 0.5 * ASKED_EPS, ASKED_EPS]), np.zeros((2, 3)), np.ones((2, 3)))
     whole = lambda row: np.stack([_filled(known[name][row], at[row].size) for name in names], axis=1)
     return [nothing if beyond[row] else Profile(at[row], *whole(row)) for row in range(size)]
@@ -370,14 +344,10 @@ def _bounds_at(
     part: Components,
     relation: str,
     places: list[np.ndarray],
-    by_contour: np.ndarray,
-    shared: np.ndarray,
+    by_contour: np.ndarray,  # (B,), whether the contour engine is asked about the base
+    shared: np.ndarray,  # (B,), whether neighbouring eps share a contour; `_wide` says which are computed again
 ) -> list[np.ndarray]:
-    """Return, for each base, lower and upper bounds of delta at the eps that `places` lists for the base.
-
-    by_contour : whether the contour engine is asked about the base, (B,).
-    shared : whether neighbouring eps of the base share a contour, (B,). `_wide` says which brackets are computed again.
-    """
+    """Return, for each base, lower and upper bounds of delta at the eps that `places` lists for it."""
     sizes, eps = np.array([each.size for each in places]), np.concatenate(places)
     row = np.repeat(np.arange(sizes.size), sizes)
     ends, due = np.stack([np.zeros(eps.size), np.ones(eps.size)]), np.ones(eps.size, bool)
@@ -393,11 +363,7 @@ def _bounds_at(
 
 
 def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
-    """Return the eps at which a profile is evaluated, from 0 to `last`.
-
-    first, last : the smaller and the larger of the eps at which the two directions' profiles end.
-    engine : the engine that evaluates the profile, which decides the number of eps.
-    """
+    """Return eps from 0 to `last`. The profile of one direction ends at `first`, the other's at `last` >= `first`."""
     count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
     early = round(count * max(first / last, 0.5))
     return np.concatenate([np.linspace(0.0, first, early), np.linspace(first, last, count - early + 1)[1:]])
@@ -406,24 +372,20 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """For each bracket from a shared contour, return whether it is so wide that it must be computed again."""
     wide = high - low > CONTOUR_WIDTH * high
-    # A contour for one eps hardly ever raises a lower bound of 0. So of the wide brackets whose lower bound is 0,
-    # only every eighth is computed again.
+    # of lower bounds of 0, which another contour hardly ever raises, only every eighth is computed again
     nothing = wide & (low == 0.0)
     return wide & ~nothing | nothing & (np.cumsum(nothing) % 8 == 1)
 
 
 def _filled(ends: np.ndarray, count: int) -> np.ndarray:
-    """Extend `ends`, bounds of delta at ascending eps, to (2, count): lower bounds by 0, upper bounds by the last."""
+    """Extend bounds of delta at ascending eps to (2, count): lower bounds by 0, upper bounds by the last."""
     behind = np.zeros(count - ends.shape[1])
     high = np.minimum.accumulate(ends[1])  # delta does not rise with eps, so an upper bound holds at every larger eps
     return np.stack([np.append(ends[0], behind), np.append(high, behind + high[-1])])
 
 
 def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarray]:
-    """Return, for each row of `parts`, bounds of delta at the ascending eps of the row.
-
-    Each of at most CONTOURS contours gives a block of neighbouring eps. Where a contour fails, the bounds are 0 and 1.
-    """
+    """Return bounds of delta at each row's ascending eps, by at most CONTOURS contours. If one fails: 0 and 1."""
     if not eps:
         return []
     blocks = [-(-each.size // CONTOURS) for each in eps]
@@ -443,10 +405,7 @@ def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
 
 
 def _by_sum(parts: list[Components]) -> Profile:
-    """Return the profile of a base whose directions are finite laws.
-
-    The profile's eps are the sizes |loss| of the losses of both laws.
-    """
+    """Return the profile of a base whose directions are finite laws, at the sizes |loss| of the losses of both laws."""
     losses = np.concatenate([np.abs(part.finite_loss[0, 0][part.finite_mass[0, 0] > 0.0]) for part in parts])
     at = np.unique(np.concatenate([[0.0], losses]))
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
@@ -457,10 +416,7 @@ def _by_sum(parts: list[Components]) -> Profile:
 
 
 def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return the knots (Q-mass, P-mass) of a finite law's trade-off curve, rounded so that none lies above the curve.
-
-    Knot n holds the mass at infinity and the masses of the n atoms with the largest losses.
-    """
+    """Return the knots (Q-mass, P-mass) of a finite law's trade-off curve, rounded so that none lies above it."""
     order = np.argsort(-part.finite_loss[0, 0], kind="stable")
     loss, mass = part.finite_loss[0, 0][order], part.finite_mass[0, 0][order]
     loss, mass = loss[mass > 0.0], mass[mass > 0.0]
@@ -475,10 +431,7 @@ def _by_atoms(part: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[np.ndarray, np.ndarray] | None) -> Curve:
-    """Return polygons above and below the trade-off curve of one direction, from bounds of delta at e^eps = `ratio`.
-
-    inside : the knots of the polygon below the curve. If None, they too are computed from the bounds of delta.
-    """
+    """Return polygons above and below one direction's curve. `inside` holds the knots of the one below, if known."""
     slopes, u, t = outer(ratio, high)
     below_u, below_t = inner(ratio, low, high) if inside is None else inside
     cell, place_u, place_t = _cut(u, t)
@@ -488,10 +441,7 @@ def _curve(ratio: np.ndarray, low: np.ndarray, high: np.ndarray, inside: tuple[n
 
 
 def outer(ratio: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (slopes, Q-masses, P-masses) of a polygon above the trade-off curve T.
-
-    Each upper bound d of delta, at e^eps = r in `ratio`, gives a line d + r u above T(u). The polygon is their minimum.
-    """
+    """Return (slopes, Q-masses, P-masses) of a polygon above T, the minimum of lines r u + d with d >= delta(log r)."""
     # every line is above T, so the minimum of some of the lines, those in `keep`, is above T too
     keep = np.linspace(0, ratio.size - 1, min(ratio.size, CELLS - 1)).round().astype(int)
     r, d = np.concatenate([[0.0], ratio[keep]])[::-1], np.concatenate([[1.0], upper[keep]])[::-1]
@@ -529,14 +479,9 @@ def inner(ratio: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[np.n
 
 
 def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (slopes, u, T): the slopes and knots of the polygon `T(u) = min_k (d_k + r_k u)` on 0 <= u <= 1.
-
-    r : slopes of the lines, descending to 0.
-    rounding : factor of T at the inner knots, above 1 to round T up and below 1 to round T down.
-    """
+    """Return slopes and knots (u, T) of `T = min_k (d_k + r_k u)`, r falling to 0; T is rounded up if rounding > 1."""
     kept = (r.size - 1 - upper_hull(r[::-1], -d[::-1]))[::-1]
-    # A line is nowhere the lowest if another line is less steep and does not start higher. So the lines that are
-    # steeper than the line of the smallest d are dropped.
+    # lines steeper than the line of the smallest d are nowhere lower than it, so they are dropped
     kept = kept[kept.size - 1 - np.argmin(d[kept][::-1]) :]
     r, d = r[kept], d[kept]
     u = np.concatenate([[0.0], np.diff(d) / -np.diff(r), [1.0]])
@@ -548,10 +493,7 @@ def _envelope(r: np.ndarray, d: np.ndarray, rounding: float) -> tuple[np.ndarray
 
 
 def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the indices of the points on the upper convex hull of the points (x, y), by ascending x.
-
-    A pass of the loop drops points below the chord of their neighbours. For 15,000 points some 160 passes are needed.
-    """
+    """Return the indices of the points on the upper convex hull of the points (x, y), by ascending x."""
     kept = np.lexsort((y, x))  # of points with equal x the last is the highest
     kept = kept[np.append(x[kept[1:]] != x[kept[:-1]], True)] if kept.size else kept
     quiet, parity = 0, 0
@@ -566,12 +508,7 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Given the knots (u, t) of a polygon, return (cell, u, t) of a polygon with exactly CELLS cells.
-
-    If the given polygon has fewer cells, some are divided. If it has more, some knots are left out.
-
-    cell : for each returned cell, the index of the given cell in which it begins.
-    """
+    """Return (cell, u, t): a polygon with exactly CELLS cells, and for each the given cell in which it begins."""
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
         return keep[:-1], u[keep], t[keep]
@@ -585,9 +522,6 @@ def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
     share = (np.arange(CELLS) - start) / pieces[cell]
     cut_u, cut_t = u[cell] + share * np.diff(u)[cell], t[cell] + share * np.diff(t)[cell]
     return cell, np.append(cut_u, 1.0), np.append(np.minimum(cut_t, 1.0), 1.0)
-
-
-# Candidates that differ in noise, sampling rate or length of training
 
 
 def candidates_profile(

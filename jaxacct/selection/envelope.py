@@ -77,13 +77,10 @@ class Envelope(NamedTuple):
         return np.where(total <= 1.0, total, 1.0)
 
     def about(self, eps: np.ndarray, rounding: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return (estimates of the selection's delta at eps, the rates at which they fall with eps).
-
-        rounding : relative error that is subtracted from eps, so that the estimates become larger.
-        """
+        """Return (estimates of delta at eps, their rates of fall). `rounding` is a relative error taken off eps."""
         value, fall, eps = self.start, np.zeros(eps.shape), eps[..., None]
         for at, weight, profile in self.sums:
-            # if `rounding` is 0, its product with |at| is left out: it would be NaN where `at` is -inf
+            # 0 |at| would be NaN where `at` is -inf
             moved = eps + at - (rounding * (1.0 + eps + np.abs(at)) if rounding else 0.0)
             each = profile.about(moved)
             value, fall = value + np.sum(weight * each[0], axis=-1), fall + np.sum(weight * each[1], axis=-1)
@@ -91,10 +88,7 @@ class Envelope(NamedTuple):
 
 
 def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of a selection's "epsilon" at deltas > 0, or of its "delta" at eps >= 0.
-
-    The bound of "epsilon" is inf where none is found.
-    """
+    """Return upper bounds of a selection's "epsilon" at deltas > 0, inf if none is found, or "delta" at eps >= 0."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     wanted = np.broadcast_to(given, shape).reshape(-1)
     value = np.zeros(wanted.size)
@@ -103,8 +97,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
         if quantity == "delta":
             least = upper_delta(run, wanted.reshape(shape), side.forward, PROFILE_RTOL).reshape(-1)
         for here, base, one in each_pair(run, law, shape):
-            # One table serves all `wanted` values of this base and this law. The deltas of these values are in `least`,
-            # and the smallest of them decides where the table ends.
+            # one table serves all values of this base and law, and the smallest of their deltas decides where it ends
             made, last = _of_table(base, one, float(np.min(least[here])), side)
             at = wanted[here]
             value[here] = np.maximum(value[here], made.leak(at) if quantity == "delta" else solved(made, at, last))
@@ -113,10 +106,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
 
 @np.errstate(all="ignore")
 def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
-    """Return for each delta an eps at which the bound `made` is at most delta. Return inf where no such eps is found.
-
-    The returned eps exceeds the least such eps by a small share of eps + `unit`.
-    """
+    """Return for each delta nearly the least eps at which the bound `made` is at most delta, or inf if none is seen."""
     low, high, done = np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), np.zeros(delta.shape, bool)
     eps = low
     # Newton's method is applied to log(leak) as a function of eps. If this step leaves [low, high], it is replaced by
@@ -149,11 +139,7 @@ def _of_table(run: Mechanism, law: Law, least: float, side: Sides) -> tuple[Enve
 
 
 def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarray, np.ndarray]:
-    """Return (e^eps, delta): ascending e^eps, for eps of both signs, and upper bounds of one base's delta at these eps.
-
-    The last delta exceeds the mass at infinity by at most max(`level`, TAIL_SHARE * mass at infinity). If only an
-    eps above LARGEST_EPS has such a delta, the points end earlier, and the last delta is larger.
-    """
+    """Return (e^eps, upper bounds of delta), eps of both signs, until delta is within `level` of the infinite mass."""
     ratio, _, high = known_bases(run)[0].profile.joined(side.direction)
     infinite = float(infinite_mass(run, side.forward))
     level = max(level, TAIL_SHARE * infinite, 1e-290)
@@ -169,20 +155,14 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
 
 
 def table_of(ratio: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
-    """Return (Table, knots) from upper bounds `high` of delta at e^eps = `ratio`.
-
-    The knots (u, t) are those of a polygon above the trade-off curve T.
-    """
+    """Return (Table, knots (u, t) of a polygon above T) from upper bounds `high` of delta at e^eps = `ratio`."""
     high = np.where(high <= 1.0, high, 1.0)
     _, u, t = outer(ratio, high)
     return Table(np.append(0.0, ratio), np.minimum.accumulate(np.append(1.0, high))), (u, t)
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gains, costs) of lines `r gain - cost` in r, from the knots (u, t) of a polygon above T.
-
-    At every r >= 0 the highest line is at least M(r), which the docstring of this module defines.
-    """
+    """Return (gains, costs) of lines `r gain - cost` that reach M(r) for r >= 0, from knots of a polygon above T."""
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, VALUES)
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
@@ -201,17 +181,13 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float = 1.0) -> Points:
-    """Return the `Points`, a weighted sum of profile values, that lines `r gain - cost` above M(r) give.
-
-    The gains ascend.  README.md of this folder, "The envelope", has the formula.
-    """
+    """Return `Points` above all lines `r gain - cost`, of ascending gain (README.md of this folder, "The envelope")."""
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN gives no bound, so return inf
-    # Lower the cost of each line to the least cost among the lines of higher gain. For r >= 0 the lowered line does not
-    # rise above the line of higher gain, so the maximum of all lines stays the same.
+    # lower each cost to the least cost of any higher gain: for r >= 0 the line stays below the line of that gain
     cost = np.minimum.accumulate(cost[::-1])[::-1]
     with np.errstate(divide="ignore", over="ignore"):
-        # the lines before `first` are dropped: at every r each of them lies below line `first` or below 0
+        # lines before `first` are dropped: at every r each lies below line `first` or below 0
         first = int(np.argmin(cost / gain))
         gain, cost = np.append(0.0, gain[first:]), np.append(0.0, cost[first:])
         kept = upper_hull(gain, -cost)

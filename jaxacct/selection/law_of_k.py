@@ -1,7 +1,4 @@
-"""Laws of K, the number of candidates that a private selection tries.
-
-A law is a frozen pytree, and may be a batch of laws.
-"""
+"""Laws of K, the number of candidates that a private selection tries. A law is a frozen pytree, or a batch of laws."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class Law(ABC):
     """A law of K, the number of candidates of a selection. Fields that are arrays make a batch of laws.
 
     K must be drawn independently of the data.  K and the running time must be kept secret (README.md of this folder,
-    "What every guarantee here assumes").  Subclasses are frozen dataclasses, as mechanisms are.
+    "What every guarantee here assumes").  Subclasses are frozen dataclasses.
 
     Parameters
     ----------
@@ -78,10 +75,7 @@ class Law(ABC):
         _ = self.shape
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """If a subclass defines its own `generating`, keep it from inheriting formulas that were made for another law.
-
-        Its `slopes`, `steepness` and `rise` become those of `Law`, unless the subclass defines them itself.
-        """
+        """Give a subclass with its own `generating` the other formulas of `Law`, unless it defines them itself."""
         super().__init_subclass__(**options)
         if "generating" in cls.__dict__:
             for name in ("slopes", "steepness", "rise"):
@@ -107,17 +101,11 @@ class Law(ABC):
         return self.generating(y)[1:]
 
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
-        """Return (log phi', phi''/phi') at x, computed by NumPy, or (-inf, 0) where phi' underflows.
-
-        Both x and y = 1 - x are given, so that each of them is accurate.
-        """
+        """Return (log phi', phi''/phi') at x, given accurate x and y = 1 - x, or (-inf, 0) where phi' underflows."""
         return _steepness(*evaluated(self, y)[1:])
 
     def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
-        """Return `phi(x) - phi(x - d)`, computed by NumPy. The result is as accurate as x, y = 1 - x and d.
-
-        This class integrates phi' by quadrature. Some subclasses have a formula.
-        """
+        """Return `phi(x) - phi(x - d)`, as accurate as x, y = 1 - x and d, by quadrature of phi'."""
         at = np.asarray(d) * (0.5 - 0.5 * _GAUSS_POINTS.reshape(-1, *(1,) * np.ndim(d)))
         slopes = evaluated(self, np.minimum(y + at, 1.0))[1]
         return 0.5 * np.asarray(d) * np.tensordot(_GAUSS_WEIGHTS, slopes, 1)
@@ -148,8 +136,7 @@ class Law(ABC):
         Parameters
         ----------
         rng : random.Random, optional
-            The default is the operating system's randomness.  Give `rng` only to repeat an experiment that has no
-            private data.
+            By default the operating system's randomness.  Give `rng` only to repeat an experiment without private data.
         """
         if self.shape:
             raise InputError(f"a batch of laws of shape {self.shape} has no single K; sample one law at a time")
@@ -171,10 +158,7 @@ class Law(ABC):
             yield name, np.broadcast_to(value, shape + (value.shape[-1:] if name in self.vectors else ()))
 
     def taken(self, index: Index) -> Self:
-        """Return the laws at a NumPy index of a flattened batch. The fields of the new laws are not checked.
-
-        An index `(rows, None)` adds an axis to the batch.
-        """
+        """Return the laws, unchecked, at an index of a flattened batch. An index `(rows, None)` adds an axis."""
         found = object.__new__(type(self))
         for name in self.constraints:
             object.__setattr__(found, name, getattr(self, name)[index])
@@ -263,7 +247,6 @@ class TruncatedNegativeBinomial(Law):
         return generating.truncated_negative_binomial(self.eta, self.gamma, y)
 
     def slopes(self, y: ArrayLike) -> tuple[Any, Any]:
-        # phi is not computed, since with NumPy it would take more than half of the time
         return generating.grown_base(self.eta, self.gamma, y)[-2:]
 
     def steepness(self, x: np.ndarray, y: np.ndarray) -> tuple[Any, Any]:
@@ -280,15 +263,12 @@ class TruncatedNegativeBinomial(Law):
     def probability(self, k: ArrayLike) -> np.ndarray:
         k = np.asarray(check("k", k, WHOLE_K))
         at = np.maximum(k, 1.0)
-        # logarithms are added, because for large eta the factors overflow or underflow, while their product does not
+        # for large eta the factors overflow or underflow, while their product does not, so logarithms are added
         grown = np.asarray(self.eta) * np.log(self.gamma) + at * np.log1p(-self.gamma) + self._log_rising(at - 1.0)
         return np.where(k >= 1.0, self._scale() / at * np.exp(grown), 0.0)
 
     def survival(self, k: ArrayLike) -> np.ndarray:
-        """Return Pr[K > k] as the remainder of a Taylor series, `_scale (1-gamma)^{k+1} (eta+1)_k/k! I`.
-
-        I is the integral whose logarithm `_log_tail` returns, and `(x)_k = x (x + 1) ... (x + k - 1)`.
-        """
+        """Return Pr[K > k], a Taylor remainder, `_scale (1-gamma)^{k+1} exp(_log_rising + _log_tail)`."""
         k = np.asarray(check("k", k, WHOLE_K))
         if np.any(np.asarray(self.eta) > 1e6):  # the integrand's peak is so narrow that `_log_tail` needs many terms
             raise InputError(f"eta = {np.max(self.eta)!r} must be at most 1e+06 for tails; use a smaller eta")
@@ -306,8 +286,7 @@ class TruncatedNegativeBinomial(Law):
         from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
-        # From z = 30 on, one series gives the difference log-gamma(z + eta) - log-gamma(z). If each of the two had
-        # its own series, large terms would cancel.
+        # from z = 30 on, one series gives log-gamma(z + eta) - log-gamma(z): in two series large terms would cancel
         far = np.maximum(z, 30.0)
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)
@@ -357,10 +336,7 @@ def Logarithmic(gamma: ArrayLike) -> TruncatedNegativeBinomial:
 
 
 def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
-    """Return `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du` for k >= 1.
-
-    The trapezoidal rule is used in the variable v, where u = e^-t and t = e^v/(k+1).
-    """
+    """Return `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1: trapezoids in v, u = e^-t, t = e^v/(k+1)."""
     shape = np.broadcast_shapes(np.shape(k), np.shape(eta), np.shape(gamma))
     k, eta, gamma = (np.broadcast_to(x, shape)[..., None] for x in (k, eta, gamma))
     most = float(np.max(eta, initial=1.0))
@@ -594,8 +570,6 @@ class Categorical(Law):
 def TwoPoint(few: int, many: int, probability_of_few: ArrayLike) -> Categorical:
     """Make the law under which K is ``few`` with probability ``probability_of_few``, and otherwise ``many``.
 
-    The law is a Categorical on 0, ..., many.
-
     Parameters
     ----------
     few, many : int
@@ -633,12 +607,9 @@ def largest_k(law: Law) -> float:
 
 
 def derivative(law: Law, order: int) -> tuple[float, Law]:
-    """Return a scale and a second law such that phi^(order) = scale psi', for order >= 1.
+    """Return (scale, law of psi) with phi^(order) = scale psi', where phi and psi are generating functions.
 
-    Here phi is the generating function of `law`, and psi that of the second law.  The scale is 0 if K is always below
-    `order`.  A law that is not of this library raises InputError.
-
-    README.md of this folder, "The best j", says under "Computing it" which law the second one is.
+    The scale is 0 if K is always below `order` >= 1 (README.md of this folder, "The best j").
 
     >>> from jaxacct import selection
     >>> derivative(selection.Binomial(4, 0.5), 3)
@@ -682,10 +653,7 @@ def _falling(count: float, factors: int) -> float:
 
 
 def probability_of(law: Law, count: int) -> float:
-    """Return an upper bound of Pr[K = count] for count >= 1.
-
-    Pr[K = count] is `phi^(count)(0)/count!`, where phi is the generating function of K.
-    """
+    """Return an upper bound of `Pr[K = count] = phi^(count)(0)/count!`, count >= 1, phi the generating function."""
     scale, other = derivative(law, count)
     slope = float(evaluated(other, np.ones(()))[1])
     found = (scale * slope * (1.0 + 4e-12) + LEAST) / math.factorial(count)
