@@ -33,8 +33,8 @@ CUT = 1e-290
 NEAR_ONE = 1e-5
 """Distance d. The divergences of the orders 1 - d and 1 + d bracket the divergence of an order from 1 to 1 + d."""
 LEAST_ORDER, MOST_ORDER = 1e-12, 1e150
-"""Rounding spoils the moments of smaller orders, and overflow those of larger ones. The divergence never falls as the order
-rises: its value at LEAST_ORDER is an upper bound at smaller orders, its value at MOST_ORDER a lower bound at larger."""
+"""Rounding spoils the moments of smaller orders, overflow those of larger ones. As the divergence rises with the order,
+its value at LEAST_ORDER is an upper bound at smaller orders, and its value at MOST_ORDER a lower bound at larger."""
 OK_WIDTH = 1e-3
 """Largest relative width of a bracket whose status is "ok"."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
@@ -46,7 +46,7 @@ ORDERS = 1.0 + np.geomspace(1e-2, 1e3, 101)
 @register
 @dataclass(frozen=True)
 class RenyiCurve:
-    """Upper bounds of a mechanism's Rényi divergences at some orders. The curves of composed mechanisms, also adaptive, add.
+    """Upper bounds of a mechanism's Rényi divergences at some orders. A composition, also adaptive, adds the curves.
 
     Parameters
     ----------
@@ -304,7 +304,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
 def sides(
     mechanism: Mechanism, values: float | np.ndarray, name: str, relation: str
 ) -> tuple[tuple[int, ...], list[Components], np.ndarray]:
-    """Broadcast values against mechanisms. Return the shape, the flat batch's components per direction, the flat values."""
+    """Broadcast values against mechanisms. Return the shape, each direction's components and the values, both flat."""
     shape, rows, flat = on_batch(mechanism, name, values)
     least_order = np.min(flat, initial=np.inf) if name == "order" else 1.0
     return shape, [parts.take(rows) for parts in _each_direction(mechanism, relation, least_order)], flat
@@ -388,7 +388,7 @@ def _limit(parts: Components) -> np.ndarray:
 
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
-    """Return for each row whether the probability of an infinite loss is at least CUT, and whether it is in (0, CUT)."""
+    """Return, per row, whether the probability of an infinite loss is at least CUT, and whether it is in (0, CUT)."""
     # A zCDP guarantee bounds the moments even if a tail was cut off, so that its row gets no second flag.
     lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)
     cut = lost & (parts.log_survival > -CUT)
@@ -396,7 +396,7 @@ def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _largest_bounded(parts: Components) -> np.ndarray:
-    """Return the largest total loss of Laplace and finite parts, at least 0. A (xi, rho)-zCDP guarantee contributes xi."""
+    """Return the largest total loss of Laplace and finite parts, at least 0. A (xi, rho)-zCDP guarantee adds xi."""
     rate, width = parts.laplace_q, 1.0 / parts.laplace_scale
     laplace = np.sum(parts.laplace_n * np.where(parts.laplace_n > 0, width, 0.0) * np.where(rate > 0, 1.0, 0.0), axis=1)
     top = np.max(np.where(parts.finite_mass > 0, parts.finite_loss, -np.inf), axis=2, initial=-np.inf)
@@ -534,7 +534,7 @@ def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarr
 
 
 def _excess(orders: np.ndarray, allowed: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return, per (p, q), whether Bernoulli(p)'s divergence from Bernoulli(q) exceeds the `allowed` one at some order."""
+    """Return, per (p, q), whether the divergence of Bernoulli(p) from Bernoulli(q) exceeds `allowed` at some order."""
     found = np.zeros(np.broadcast_shapes(p.shape, q.shape), bool)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         logs = [np.log(v) for v in (p, q, 1.0 - p, 1.0 - q)]

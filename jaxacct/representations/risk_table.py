@@ -97,7 +97,7 @@ class RiskTable:
     def rows(self) -> list[dict[str, Any]]:
         """Return one dict for each risk of each configuration.
 
-        Keys: "reading", its rates or priors, "index" (place in a batch), "lower", "estimate", "upper", "kind" and "status".
+        Keys: "reading", its rates or priors, "index" (in a batch), "lower", "estimate", "upper", "kind" and "status".
         """
         found = []
         for reading in self.readings:
@@ -199,8 +199,7 @@ def risk(
     * bayes_excess at each `prior`: bayes_success minus its value without the output, `max(prior, 1 - prior)`.
     * reconstruction at each `baseline`: the largest success probability of a reconstruction that succeeds with
       probability `baseline` without the output.
-    * gdp_mu: the smallest mu of Gaussian differential privacy, for tests whose two error rates are at least
-      `above_fpr`. See `Profile.gdp_mu`.
+    * gdp_mu: the smallest mu of Gaussian differential privacy, for tests with both error rates at least `above_fpr`.
     * gdp_regret: how far the true error rates are from those of the Gaussian mechanism of gdp_mu.
 
     Parameters

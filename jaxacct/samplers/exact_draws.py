@@ -1,7 +1,6 @@
 """Exact random draws in integer arithmetic. Nothing is rounded, so a draw has exactly the law that its proof assumes.
 
-The discrete laws follow Canonne, Kamath, Steinke 2020, "The Discrete Gaussian for Differential Privacy", Algorithms 1
-to 3. README.md of this folder, "Rounded Gaussian noise", proves the law of `rounded_gaussian`.
+Discrete laws: Canonne, Kamath, Steinke (2020), Algorithms 1 to 3. Others: README.md, "Rounded Gaussian noise".
 """
 
 from __future__ import annotations
@@ -39,15 +38,13 @@ def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
     """Draw from N(0, variance) exactly, and round the draw to the nearest integer."""
-    # Let z ~ N(0, variance). The code draws h + u = 2^(digits + 1) |z|, with an integer h and a fraction u. `square` is
-    # the variance of 2^(digits + 1) z, and `digits` is the smallest integer >= 0 for which `square` is at least 1.
+    # For z ~ N(0, variance), h + u is 2^(digits + 1) |z| with an integer h and a fraction u, and `square` its variance
     square, digits = 4 * variance, 0
     while square < 1:
         square, digits = 4 * square, digits + 1
     while True:
         h, u = _half_gaussian(square, rng), _Uniform(rng)
-        # The integer h is drawn with probability proportional to exp(-h^2 / (2 square)). If h + u is kept with
-        # probability exp(-(2 h u + u^2) / (2 square)), then h + u has the law of |x| for x ~ N(0, square).
+        # if h + u is kept with probability exp(-(2 h u + u^2) / (2 square)), its law is that of |N(0, square)|
         if _bernoulli_exp_product(h / square, u.above, rng) and _bernoulli_exp_product(1 / (2 * square), u.twice, rng):
             size = ((h >> digits) + 1) // 2
             return -size if rng.getrandbits(1) else size
@@ -76,10 +73,7 @@ def _half_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 
 def _signed(size_of: Callable[[], int], rng: random.Random) -> int:
-    """Draw a size and a random sign, and return the signed number.
-
-    Both are drawn again if the result is a negative zero. Otherwise 0 would be twice as likely as it should be.
-    """
+    """Return a drawn size with a random sign. -0 is drawn again, since 0 would otherwise be twice as likely."""
     while True:
         size, negative = size_of(), rng.randrange(2) == 1
         if not (negative and size == 0):
@@ -94,10 +88,7 @@ class _Uniform:
         self._digits: list[int] = []
 
     def above(self) -> bool:
-        """Return True with probability x, where x is the value of this number.
-
-        The method draws a fresh uniform number, and returns whether the fresh number is below x.
-        """
+        """Return True with probability x, the value of this number: whether a fresh uniform number is below x."""
         for place in itertools.count():
             if place == len(self._digits):
                 self._digits.append(self._rng.getrandbits(1))
@@ -132,10 +123,7 @@ def _bernoulli_exp_unit(exponent: Fraction, rng: random.Random) -> bool:
 
 
 class KeyedBits(random.Random):
-    """Source of random bits: HMAC-SHA256 of a counter under a secret key of 32 bytes.
-
-    Anyone who has the key can compute the same bits.
-    """
+    """Source of random bits: HMAC-SHA256 of a counter under a secret key of 32 bytes, which fixes all of the bits."""
 
     def __init__(self, key: bytes) -> None:
         super().__init__()

@@ -26,11 +26,7 @@ class _IntegerNoise:
         raise NotImplementedError  # each subclass draws from its own law
 
     def release(self, counts: ArrayLike, rng: random.Random | None = None) -> Numbers:
-        """Return the integer count plus noise. For a list of integer counts, add independent noise to each count.
-
-        The random bits come from the operating system unless `rng` is given. A seeded `random.Random` is for tests
-        only, because its noise can be predicted.
-        """
+        """Return the count, or each of a list, plus independent noise. Pass `rng` in tests only: it is predictable."""
         source = generator(rng)
         if isinstance(counts, str | bytes | dict):
             raise InputError(f"counts must be an integer or a list of them, not {type(counts).__name__}; use [3, 1, 4]")
@@ -48,11 +44,9 @@ class DiscreteLaplaceNoise(_IntegerNoise):
 
     Parameters
     ----------
-    scale : int, float or Fraction > 0
-        Taken exactly.
-    sensitivity : int, float or Fraction > 0
-        Largest L1 distance between the counts of two neighbouring data sets. The guarantee is for the neighbouring
-        relation under which this distance is taken.
+    scale : int, float or Fraction > 0, taken exactly
+    sensitivity : int, float or Fraction > 0, taken exactly
+        Largest L1 distance between the counts of data sets that are neighbours under the relation of the guarantee.
 
     References
     ----------
@@ -85,15 +79,14 @@ class DiscreteGaussianNoise(_IntegerNoise):
 
     Parameters
     ----------
-    variance : int, float or Fraction > 0
-        Taken exactly.
-    sensitivity : int, float or Fraction > 0
-        Largest L2 distance between the counts of two neighbouring data sets. The guarantee is for the neighbouring
-        relation under which this distance is taken.
+    variance : int, float or Fraction > 0, taken exactly
+    sensitivity : int, float or Fraction > 0, taken exactly
+        Largest L2 distance between the counts of data sets that are neighbours under the relation of the guarantee.
 
     References
     ----------
-    Canonne, Kamath and Steinke (2020), Algorithm 3, Theorem 4 and its multivariate form.
+    Canonne, Kamath and Steinke (2020), Algorithm 3, Theorem 4 and its multivariate form; for `privacy`: Bun and
+    Steinke (2016), Proposition 1.3.
 
     >>> noise = DiscreteGaussianNoise(variance=100)
     >>> noise.rho, round(noise.privacy(1e-5).epsilon, 6)
@@ -109,10 +102,7 @@ class DiscreteGaussianNoise(_IntegerNoise):
         return round_up(self.sensitivity**2 / (2 * self.variance))
 
     def privacy(self, delta: float) -> ApproximateDP:
-        """Return an (epsilon, delta)-DP guarantee of one release, with epsilon = rho + 2 sqrt(rho log(1/delta)).
-
-        This epsilon follows from zCDP alone and is an upper bound [Bun and Steinke 2016, Proposition 1.3].
-        """
+        """Return the (epsilon, delta)-DP of one release, by zCDP: epsilon = rho + 2 sqrt(rho log(1/delta))."""
         target = float(check("delta", delta, DELTA))
         epsilon = self.rho + 2.0 * math.sqrt(self.rho * -math.log(target))
         return ApproximateDP(epsilon * (1 + 4 * 2.0**-52), target)
@@ -124,26 +114,22 @@ class DiscreteGaussianNoise(_IntegerNoise):
 class SparseVector:
     """AboveThreshold: says for one integer query after another whether it is above a threshold, until the first yes.
 
-    The whole sequence of answers is epsilon-DP, however many queries there are and however they depend on earlier
-    answers. The threshold gets discrete Laplace noise of scale 2 Delta / epsilon, where Delta is the sensitivity. Each
-    query gets discrete Laplace noise of scale 4 Delta / epsilon. Queries must be integers: multiply a query that is a
-    fraction of n people by n. To get c positive answers use c instances. Their joint guarantee is `ja.repeat(privacy,
-    c)`, where `privacy` is the guarantee of one instance.
+    All answers together are epsilon-DP, however many queries there are and however they depend on earlier answers. The
+    threshold gets discrete Laplace noise of scale 2 Delta / epsilon, and each query noise of scale 4 Delta / epsilon.
+    Multiply a query that is a fraction of n people by n. To get c positive answers use c instances, which together
+    guarantee `ja.repeat(privacy, c)`.
 
     Parameters
     ----------
-    epsilon : int, float or Fraction > 0
-        Taken exactly.
+    epsilon : int, float or Fraction > 0, taken exactly
     threshold : int
     sensitivity : int >= 1
-        Delta, the largest change of any query between two neighbouring data sets. The guarantee is for the neighbouring
-        relation for which this Delta is right.
-    rng : random.Random, optional
-        Source of random bits. Pass one in tests only. By default the bits come from the operating system.
+        Delta, the largest change of any query between neighbours under the relation of the guarantee.
+    rng : random.Random, for tests only; by default the bits come from the operating system
 
     References
     ----------
-    Dwork and Roth (2014), Theorem 3.23; README.md of this folder, "AboveThreshold with discrete noise".
+    Dwork and Roth (2014), Theorems 3.23 and 3.24; README.md of this folder, "AboveThreshold with discrete noise".
 
     >>> import random
     >>> svt = SparseVector(epsilon=2.0, threshold=100, rng=random.Random(1))
@@ -181,8 +167,7 @@ class SparseVector:
     def failure(self, alpha: ArrayLike, queries: int) -> float:
         """Bound the probability that any of `queries` answers is wrong by more than `alpha` (>= 0).
 
-        An answer is wrong by more than alpha if it is "yes" for a value below threshold - alpha, or "no" for a value
-        above threshold + alpha. No answer is wrong if the size of every noise is at most alpha / 2.
+        That is "yes" below threshold - alpha, or "no" above threshold + alpha. Some noise is then beyond alpha / 2.
         """
         half = math.floor(rational("alpha", alpha, positive=False) / 2)
         count = whole("queries", queries)
@@ -192,9 +177,7 @@ class SparseVector:
         return min(1.0, bound * (1 + 1e-12))
 
     def accuracy(self, beta: ArrayLike, queries: int) -> int:
-        """Return the smallest even alpha for which `failure(alpha, queries)` is at most `beta`.
-
-        This alpha is about 8 Delta (log queries + log(2/beta)) / epsilon [Dwork and Roth 2014, Theorem 3.24].
+        """Return the smallest even alpha >= 2 for which `failure(alpha, queries)` is at most `beta`.
 
         >>> SparseVector(1.0, 0).accuracy(0.05, queries=100)
         60

@@ -1,10 +1,4 @@
-"""Private choices of two kinds: one candidate among several, or the keys to release from a table with private keys.
-
-The exponential mechanism and report-noisy-max choose one candidate, by the candidates' utilities. Utilities are
-monotone if adding a record never lowers any utility, or never raises any utility. Let Delta be the sensitivity of the
-utilities. A choice is epsilon-DP if its noise has scale Delta/epsilon for monotone utilities, and 2 Delta/epsilon for
-other utilities.
-"""
+"""Private choices of two kinds: one candidate among several, or the keys to release from a table with private keys."""
 
 from __future__ import annotations
 
@@ -42,10 +36,7 @@ SCALE = Constraint("give utilities and sensitivity in other units", 1e-290, 1e29
 
 
 class _PureChoice:
-    """Base class of choices that add noise to every utility and choose the candidate with the largest noisy utility.
-
-    Noise of scale `self.scale` makes the choice epsilon-DP.
-    """
+    """Base class of choices of the largest utility plus noise of scale `scale`, which makes the choice epsilon-DP."""
 
     epsilon: float
     sensitivity: float
@@ -67,14 +58,10 @@ class _PureChoice:
         return self.sensitivity * (1.0 if self.monotone else 2.0) / self.epsilon
 
     def sample(self, key: jax.Array | None, utilities: ArrayLike, shape: tuple[int, ...] = ()) -> np.ndarray:
-        """Draw independent choices, and return the indices of the chosen candidates.
+        """Draw `shape` choices per row (last axis) of `utilities`. Return the indices, of shape `shape` + batch shape.
 
-        The candidates lie along the last axis of `utilities`, and the other axes are the batch. The answer has shape
-        `shape` + batch shape: it holds `shape` independent choices for each row of utilities.
-
-        For a release, pass None as `key`. The key is then made of 256 random bits from the operating system. A JAX key
-        must have at least 256 bits, like ``jaxacct.training.fresh_key()``. Whoever knows the key can compute the noise,
-        so keep the key secret and use it for nothing else.
+        For a release pass None as `key`: the operating system then gives 256 random bits. A JAX key must have at least
+        256 bits. Keep it secret and use it for nothing else: whoever knows the key can compute the noise.
         """
         return _noisy_argmax(key, utilities, shape, self.noise, self.scale)
 
@@ -83,20 +70,17 @@ class _PureChoice:
 class ExponentialChoice(_PureChoice):
     """Choice of candidate r with probability proportional to exp(epsilon u_r / (2 Delta)): epsilon-DP.
 
-    `sample` adds Gumbel noise to the utilities in float64 and takes the largest sum. It is fast and works on batches,
-    but it is differentially private only up to rounding: it never makes a choice whose probability is below about
-    1e-16. `sample_exact` draws from exactly the stated law.
+    `sample` adds Gumbel noise in float64. It is fast and works on batches, but it is private only up to rounding: it
+    never makes a choice of probability below about 1e-16. `sample_exact` draws from exactly the stated law.
 
     Parameters
     ----------
     epsilon : float > 0
     sensitivity : float > 0
-        Delta, the largest change of any single utility between two neighbouring data sets. The guarantee is for the
-        neighbouring relation for which Delta and `monotone` are right. For example, counts are monotone if a record is
-        added, but not if a record is replaced.
+        Delta, the largest change of any single utility between neighbours under the relation of the guarantee.
     monotone : bool
-        Whether one record moves all utilities in the same direction. If True, the exponent is epsilon u_r / Delta, and
-        the choice is still epsilon-DP.
+        Whether one record moves all utilities in the same direction: true of counts if a record is added, not if one is
+        replaced. The exponent is then epsilon u_r / Delta.
 
     References
     ----------
@@ -120,12 +104,10 @@ class ExponentialChoice(_PureChoice):
         return np.asarray(weights / weights.sum(-1, keepdims=True))
 
     def sample_exact(self, utilities: Sequence[Any], rng: random.Random | None = None) -> int:
-        """Draw one choice from exactly the stated law, by rejection.
+        """Draw one choice from exactly the stated law, by rejection. Pass a seeded `rng` in tests only.
 
-        A candidate is proposed uniformly, and accepted with probability e^{-(OPT - u)/scale}. Here u is its utility,
-        and OPT is the largest utility. Each utility is an int, a float or a Fraction, and is taken exactly. The random
-        bits come from the operating system unless `rng` is given. For k candidates the mean number of proposals is at
-        most k. The running time depends on the utilities: keep the time secret.
+        A uniform candidate of utility u is accepted with probability e^{-(OPT - u)/scale}; OPT is the largest utility.
+        k candidates take at most k proposals on average. The running time depends on the utilities: keep it secret.
 
         >>> ExponentialChoice(epsilon=50.0).sample_exact([0, 3, 1])
         1
@@ -147,21 +129,17 @@ class NoisyMaxChoice(_PureChoice):
     """Report-noisy-max: add independent noise to every utility, and release the index of the largest noisy utility.
 
     The choice is epsilon-DP with noise of scale 2 Delta / epsilon, or Delta / epsilon for monotone utilities. Only the
-    index may be released. The noise is sampled in float64, so the choice is private only up to rounding. For an exact
-    choice use `ExponentialChoice.sample_exact`.
+    index may be released. Float64 noise is private only up to rounding; `ExponentialChoice.sample_exact` is exact.
 
     Parameters
     ----------
     epsilon : float > 0
-    noise : {"laplace", "exponential", "gumbel"}
-        "exponential" noise is one-sided; "gumbel" noise gives the exponential mechanism.
-    sensitivity, monotone
-        As for `ExponentialChoice`.
+    noise : {"laplace", "exponential" (one-sided), "gumbel" (the exponential mechanism)}
+    sensitivity, monotone : as for `ExponentialChoice`
 
     References
     ----------
-    Dwork and Roth (2014), Claim 3.9; Ding et al. (2021); README.md of this folder, "Report-noisy-max: one proof for all
-    the noises".
+    Dwork and Roth (2014), Claim 3.9; Ding et al. (2021); README.md, "Report-noisy-max: one proof for all the noises".
 
     >>> NoisyMaxChoice(epsilon=1.0).scale, NoisyMaxChoice(epsilon=1.0, monotone=True).scale
     (2.0, 1.0)
@@ -184,13 +162,11 @@ class GaussianNoisyMaxChoice:
     Parameters
     ----------
     noise_multiplier : float > 0
-    sensitivity, monotone
-        As for `ExponentialChoice`.
+    sensitivity, monotone : as for `ExponentialChoice`
 
     References
     ----------
-    Koskela, Redberg and Wang (2024), Theorem 3.2; README.md of this folder, "Report-noisy-max: one proof for all the
-    noises".
+    Koskela, Redberg and Wang (2024), Theorem 3.2; README.md, "Report-noisy-max: one proof for all the noises".
 
     >>> GaussianNoisyMaxChoice(noise_multiplier=10.0).privacy(1e-6, candidates=100).epsilon < 1.3
     True
@@ -252,18 +228,16 @@ def exponential_error(
 ) -> Numbers:
     """Compute how much utility an `ExponentialChoice` loses at most, except with probability `beta`.
 
-    The loss is the largest utility minus the chosen utility. With probability at most `beta` the loss is
-    `U/epsilon log(candidates/(optimal beta))` or more. U is 2 Delta, or Delta if the utilities are monotone.
+    The loss is the largest utility minus the chosen one. It is at least `U/epsilon log(candidates/(optimal beta))` with
+    probability at most `beta`. U is 2 Delta, or Delta if the utilities are monotone.
 
     Parameters
     ----------
     epsilon : array_like > 0
     beta : array_like in (0, 1)
     candidates : array_like of whole numbers
-    optimal : array_like of whole numbers
-        Number of candidates that reach the optimum, at most ``candidates``.
-    sensitivity : array_like > 0
-        Delta. It broadcasts with the arguments above.
+    optimal : array_like of whole numbers; how many candidates reach the optimum
+    sensitivity : array_like > 0; Delta, which broadcasts with the arguments above
     monotone : bool
 
     Returns
@@ -294,10 +268,7 @@ _BITS = 128
 
 @dataclass(frozen=True)
 class _ByKey:
-    """Base class of releases that decide on each key separately. `epsilon` and `delta` are the guarantee for one key.
-
-    Both numbers are stored as exact fractions.
-    """
+    """Base class of releases that decide on each key separately. Each key has an (`epsilon`, `delta`)-DP guarantee."""
 
     epsilon: Leaf
     delta: Leaf
@@ -325,16 +296,14 @@ class PartitionChoice(_ByKey):
 
         p(n) = min(e^epsilon p(n-1) + delta, 1 - (1 - p(n-1) - delta) e^-epsilon, 1).
 
-    Each p(n) is rounded down to a multiple of 2^-128, which keeps the guarantee. A key is then released with exactly
-    this probability.
+    Each p(n) is rounded down to a multiple of 2^-128, which keeps the guarantee, and the draw has exactly this p(n).
 
     Parameters
     ----------
-    epsilon, delta : int, float or Fraction > 0
-        Guarantee for one key, taken exactly.
+    epsilon, delta : int, float or Fraction > 0; the guarantee for one key, taken exactly
     contributions : int >= 1
-        Largest number of keys to which one record contributes. A record adds at most 1 to the count of a key. Remove
-        further contributions before you count, by a rule that looks at this record alone.
+        Largest number of keys to which one record contributes, at most 1 to the count of each. Remove further
+        contributions before you count, by a rule that looks at this record alone.
 
     References
     ----------
@@ -355,20 +324,14 @@ class PartitionChoice(_ByKey):
         return Fraction(self._table(number)[-1], 2**_BITS)
 
     def sample(self, counts: Mapping[Key, int], rng: random.Random | None = None) -> list[Key]:
-        """Draw for every key whether it is released, and return the released keys, sorted by their `repr`.
-
-        The random bits come from the operating system unless `rng` is given. A seeded `rng` is for tests only.
-        """
+        """Draw the keys to release, and return them sorted by their `repr`. Pass a seeded `rng` in tests only."""
         source, known = generator(rng), _checked(counts)
         table = self._table(max(known.values(), default=0))
         kept = [key for key, n in known.items() if source.getrandbits(_BITS) < table[min(n, len(table) - 1)]]
         return sorted(kept, key=repr)
 
     def _table(self, most: int) -> list[int]:
-        """Return the release probabilities of the counts 0, 1, ..., `most`, in units of 2^-128.
-
-        The list ends early at the first probability of 1, since all larger counts have the same probability.
-        """
+        """Return the release probabilities of the counts 0 to `most`, in units of 2^-128. It ends at the first 1."""
         # `power` is e^epsilon rounded down. The rule with `power` in place of e^epsilon is still (epsilon, delta)-DP.
         power = max(Fraction(math.exp(min(float(self.epsilon), 700.0) * (1 - 2.0**-50)) * (1 - 2.0**-50)), Fraction(1))
         found, one = [0], 2**_BITS
@@ -383,13 +346,12 @@ class PartitionChoice(_ByKey):
 class ThresholdedCounts(_ByKey):
     """Release noisy counts of the keys whose noisy count reaches a threshold.
 
-    A count above 0 gets discrete Laplace noise of scale 1/epsilon, drawn exactly. The threshold is the smallest at
-    which a key with count 1 is released with probability at most delta.
+    A count above 0 gets discrete Laplace noise of scale 1/epsilon, drawn exactly. The threshold is so high that a key
+    with count 1 is released with probability at most delta.
 
     Parameters
     ----------
-    epsilon, delta, contributions
-        As for `PartitionChoice`.
+    epsilon, delta, contributions : as for `PartitionChoice`
 
     References
     ----------
@@ -402,10 +364,7 @@ class ThresholdedCounts(_ByKey):
 
     @property
     def threshold(self) -> int:
-        """Smallest t at which a key with count 1 is released with probability at most delta. Rounding only raises t.
-
-        This probability is Pr[1 + noise >= t] = e^(-epsilon (t-1)) / (1 + e^-epsilon).
-        """
+        """Smallest t with Pr[1 + noise >= t] = e^(-epsilon (t-1))/(1 + e^-epsilon) <= delta. Rounding only raises t."""
         rate, target = float(self.epsilon) * (1 - 2.0**-50), float(self.delta) * (1 - 1e-9)
         least = 1 + max(math.ceil(-math.log(target * (1.0 + math.exp(-rate))) / rate), 0)
         while math.exp(-rate * (least - 1)) / (1.0 + math.exp(-rate)) > target:
