@@ -38,13 +38,13 @@ def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
     """Draw from N(0, variance) exactly, and round the draw to the nearest integer."""
-    # For z ~ N(0, variance), h + u is 2^(digits + 1) |z| with an integer h and a fraction u, and `square` its variance
+    # h + u, an integer h plus a fraction u, is drawn as |x| for x ~ N(0, square). The draw is x/2^(digits + 1).
     square, digits = 4 * variance, 0
     while square < 1:
         square, digits = 4 * square, digits + 1
     while True:
         h, u = _half_gaussian(square, rng), _Uniform(rng)
-        # if h + u is kept with probability exp(-(2 h u + u^2) / (2 square)), its law is that of |N(0, square)|
+        # if h + u is kept with probability exp(-(2 h u + u^2) / (2 square)), it has the law of |x|
         if _bernoulli_exp_product(h / square, u.above, rng) and _bernoulli_exp_product(1 / (2 * square), u.twice, rng):
             size = ((h >> digits) + 1) // 2
             return -size if rng.getrandbits(1) else size

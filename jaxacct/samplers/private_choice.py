@@ -80,7 +80,7 @@ class ExponentialChoice(_PureChoice):
         Delta, the largest change of any single utility between neighbours under the relation of the guarantee.
     monotone : bool
         Whether one record moves all utilities in the same direction: true of counts if a record is added, not if one is
-        replaced. The exponent is then epsilon u_r / Delta.
+        replaced. If True, the exponent is epsilon u_r / Delta.
 
     References
     ----------
