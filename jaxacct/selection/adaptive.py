@@ -56,7 +56,8 @@ class AdaptiveSelection(AnySelection):
     outputs, K and public randomness, as long as ``mechanism`` dominates it.  All outputs may be released; if K is 0,
     none is.  K must be independent of the data and of the outputs, but need not be secret.  The sum is the supremum
     over such candidates, so `ja.epsilon` and `ja.delta` return brackets of kind "certified", unless ``mechanism`` has
-    kind "bound".  A constant K makes a K-fold composition.  For other K, compositions of the selection are bounds.
+    kind "bound".  If K is constant, the selection is the K-fold composition of ``mechanism``.  Otherwise a composition
+    of the selection with other mechanisms uses only upper bounds of its profile, and has kind "bound".
 
     Parameters
     ----------
@@ -311,7 +312,7 @@ class Mixture:
         return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
 
     def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
-        """Add nodes in the gaps that widen the bracket of the sum most. Return whether any were added."""
+        """Add nodes where gaps widen the bracket most, if by more than `allowed` in sum. Return whether any came."""
         before = np.concatenate([[-1], self.nodes[:-1]])
         gaps = self.nodes - before
         between = self._between(self.weights.high) * (high - np.concatenate([[0.0], low[:-1]]))
@@ -421,7 +422,7 @@ class Weights(NamedTuple):
 
 
 def weights(law: Law, tail: float) -> Weights:
-    """Return bounds at consecutive k. They leave out at most `tail` on either side, unless about 2^21 k do not suffice.
+    """Return bounds of Pr[K = k] at about 2^21 consecutive k, or fewer if these leave out at most `tail` on each side.
 
     >>> from jaxacct.selection import Geometric
     >>> found = weights(Geometric(0.5), 1e-9)
@@ -472,7 +473,7 @@ def _listed(k: np.ndarray, low: np.ndarray, high: np.ndarray, below: float, abov
 
 
 def _progression(law: Any) -> tuple[float, float, float, Callable[[np.ndarray], np.ndarray], float]:
-    """Return (least k, mode, largest k, ratio, gap): Pr[K = k + 1]/Pr[K = k] is ratio(k), <= 1 - gap from the mode."""
+    """Return (first k, mode, last k, ratio, gap): ratio(k) = Pr[K = k + 1]/Pr[K = k], <= 1 - gap from the mode on."""
     if isinstance(law, Poisson):
         return 0.0, float(np.floor(law.mean)), np.inf, lambda k: law.mean / (k + 1.0), 0.0
     if isinstance(law, Binomial):

@@ -145,7 +145,7 @@ def upper_delta(run: Mechanism, at: np.ndarray, relation: str, rtol: float = 1e-
 def epsilon_ends(
     run: Mechanism, target: np.ndarray, relation: str, rtol: float = 1e-4
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of a base's epsilon at the deltas `target`. The upper is inf at < LEAST_DELTA."""
+    """Return (lower, upper) bounds of a base's epsilon at the deltas `target`; upper is inf if delta < LEAST_DELTA."""
     at, target = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), np.asarray(target)
     found = epsilon(run, at, relation=relation, rtol=rtol)
     high = np.where(target >= LEAST_DELTA, found.upper, np.inf)
@@ -181,7 +181,7 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
-    """Yield (places, base, law) for each pair of the batch: its places in the flat `shape`, where `asked`."""
+    """Yield (places, base, law) for each pair of a base and a law: its places in the flat `shape` that are `asked`."""
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
     number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
@@ -372,7 +372,7 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
 def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """For each bracket from a shared contour, return whether it is so wide that it must be computed again."""
     wide = high - low > CONTOUR_WIDTH * high
-    # of lower bounds of 0, which another contour hardly ever raises, only every eighth is computed again
+    # a contour for one eps hardly ever raises a lower bound of 0, so only every eighth of those is computed again
     nothing = wide & (low == 0.0)
     return wide & ~nothing | nothing & (np.cumsum(nothing) % 8 == 1)
 
@@ -385,7 +385,7 @@ def _filled(ends: np.ndarray, count: int) -> np.ndarray:
 
 
 def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarray]:
-    """Return bounds of delta at each row's ascending eps, by at most CONTOURS contours. If one fails: 0 and 1."""
+    """Return bounds of delta at each row's ascending eps, by at most CONTOURS contours. A failed one gives 0 and 1."""
     if not eps:
         return []
     blocks = [-(-each.size // CONTOURS) for each in eps]

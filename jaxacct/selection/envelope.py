@@ -80,7 +80,7 @@ class Envelope(NamedTuple):
         """Return (estimates of delta at eps, their rates of fall). `rounding` is a relative error taken off eps."""
         value, fall, eps = self.start, np.zeros(eps.shape), eps[..., None]
         for at, weight, profile in self.sums:
-            # 0 |at| would be NaN where `at` is -inf
+            # `rounding` = 0 is left out, since 0 |at| is NaN where `at` is -inf
             moved = eps + at - (rounding * (1.0 + eps + np.abs(at)) if rounding else 0.0)
             each = profile.about(moved)
             value, fall = value + np.sum(weight * each[0], axis=-1), fall + np.sum(weight * each[1], axis=-1)
@@ -106,7 +106,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
 
 @np.errstate(all="ignore")
 def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
-    """Return for each delta nearly the least eps at which the bound `made` is at most delta, or inf if none is seen."""
+    """Return per delta nearly the least eps at which the bound `made` is at most delta, or inf if none is found."""
     low, high, done = np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), np.zeros(delta.shape, bool)
     eps = low
     # Newton's method is applied to log(leak) as a function of eps. If this step leaves [low, high], it is replaced by
@@ -162,7 +162,7 @@ def table_of(ratio: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarr
 
 
 def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (gains, costs) of lines `r gain - cost` that reach M(r) for r >= 0, from knots of a polygon above T."""
+    """Return (gains, costs) of lines `r gain - cost` whose maximum is >= M(r) for r >= 0, from a polygon above T."""
     near_one = 1.0 - np.geomspace(1e-13, 1.0, 1500)
     knots = np.linspace(0.0, u.size - 1.0, VALUES)
     v = np.concatenate([u, np.interp(knots, np.arange(u.size), u), near_one, np.interp(near_one, t, u)])
@@ -181,7 +181,7 @@ def lines(law: Law, u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 
 def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float = 1.0) -> Points:
-    """Return `Points` above all lines `r gain - cost`, of ascending gain (README.md of this folder, "The envelope")."""
+    """Return the `Points` for lines `r gain - cost` of ascending gain (README.md of this folder, "The envelope")."""
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN gives no bound, so return inf
     # lower each cost to the least cost of any higher gain: for r >= 0 the line stays below the line of that gain

@@ -136,7 +136,7 @@ class Law(ABC):
         Parameters
         ----------
         rng : random.Random, optional
-            By default the operating system's randomness.  Give `rng` only to repeat an experiment without private data.
+            The default is the operating system's.  Give `rng` only to repeat an experiment without private data.
         """
         if self.shape:
             raise InputError(f"a batch of laws of shape {self.shape} has no single K; sample one law at a time")
@@ -336,7 +336,7 @@ def Logarithmic(gamma: ArrayLike) -> TruncatedNegativeBinomial:
 
 
 def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
-    """Return `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1: trapezoids in v, u = e^-t, t = e^v/(k+1)."""
+    """Return `log int_0^1 u^k (1 - (1-gamma) u)^{eta-1} du`, k >= 1, by trapezoids in v: u = e^-t, t = e^v/(k+1)."""
     shape = np.broadcast_shapes(np.shape(k), np.shape(eta), np.shape(gamma))
     k, eta, gamma = (np.broadcast_to(x, shape)[..., None] for x in (k, eta, gamma))
     most = float(np.max(eta, initial=1.0))
