@@ -124,3 +124,10 @@ def test_shuffled_batches_leak_more_than_random_allocation():
     u, grown = 2.2, math.e
     low = np.array([float(mp.ncdf(u - m)) for m in (0, 1, 2)])
     assert (1 - low[0] * low[2]) - grown * (1 - low[0] * low[1]) <= found
+
+
+def test_a_lattice_is_as_long_as_its_last_plan_needs():
+    """The first plan expects an epsilon of 25, for which a lattice of 2^17 nodes suffices; epsilon is .31."""
+    run = ja.repeat(ja.SampledWithReplacement(ja.Gaussian(1.0), 16, 100_000), 8)
+    found = ja.epsilon(run, 1e-6, relation="remove_one")
+    assert found.kind == "certified" and found.upper - found.lower <= 0.03 * found.upper

@@ -140,8 +140,8 @@ def epsilon(
     if delta_upper <= least or unresolved(case.above, plan, fitting(pieces)[-1]):
         return NOTHING if case.two() else _answer(low, high, case.rtol)
     tried: list[tuple[int, float]] = []
-    first = _first(plan, case.above, case.rtol) if case.two() else None
-    length = _next_length(pieces, tried, first)
+    needed = lambda: _sufficient(plan, case.above, case.rtol) if case.two() else None
+    length = _next_length(pieces, tried, needed())
     if 0.0 < ceiling < np.inf and evaluate(_upper_side(pieces, plan, length), ceiling) <= delta_lower:
         return _answer(0.0, ceiling, case.rtol)
     while length:
@@ -164,7 +164,7 @@ def epsilon(
         if high == 0.0:
             break
         tried.append((length, (high - low) / high if np.isfinite(high) else np.inf))
-        length = _next_length(pieces, tried, first)
+        length = _next_length(pieces, tried, needed())
     return _answer(low, high, case.rtol)
 
 
@@ -268,22 +268,22 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
     return LatticeAnswer(float(low), float(middle), float(high), status)
 
 
-def _next_length(case: Case, tried: list[tuple[int, float]], first: int | None = None) -> int:
+def _next_length(case: Case, tried: list[tuple[int, float]], needed: int | None = None) -> int:
     """Return the length of the next lattice; 0 if the lattices so far suffice, or if a longer one would not help.
 
     tried : the lengths so far, each with the relative width of the bracket.
-    first : for a mechanism between two pairs of distributions, index in PAIR_LENGTHS of the length that the plan needs,
-        if there is a plan. No other length is tried unless the bracket has no upper end.
+    needed : for a mechanism between two pairs of distributions, the length that suffices by the latest plan, if there is
+        a plan. A longer one is tried only if the bracket has no upper end.
     """
     known = fitting(case)
     if case.two():
-        # each length is 4 times the one before
-        lengths = known[min(first or 0, len(known) - 1) :: 2]
-        if not tried:
-            return lengths[0]
-        planned = first is not None and np.isfinite(tried[-1][1])
-        done = planned or len(tried) >= len(lengths) or _resolved(tried, case.enough)
-        return 0 if done else lengths[len(tried)]
+        last, width = tried[-1] if tried else (0, np.inf)
+        least = next((n for n in known if n >= (needed or 0)), known[-1])
+        if last < least:
+            return least
+        done = needed is not None and np.isfinite(width)
+        longer = known[known.index(last) + 2 :: 2]  # 4 times as long
+        return 0 if done or not longer or _resolved(tried, case.enough) else longer[0]
     first_length = known[min(1, len(known) - 1)]
     if not tried:
         return first_length
@@ -316,20 +316,20 @@ def fitting(case: Case) -> list[int]:
     return [n for n in lengths if 8 * n * size <= case.memory_bytes] or [lengths[0]]
 
 
-def _first(plan: LatticePlan, laws: list[LatticePart], rtol: float) -> int:
-    """Return the index in PAIR_LENGTHS of a length that suffices for epsilon of a mechanism between two pairs.
+def _sufficient(plan: LatticePlan, laws: list[LatticePart], rtol: float) -> int:
+    """Return a length of PAIR_LENGTHS that suffices for epsilon of a mechanism between two pairs, or the longest.
 
     For the upper bound the mass of each loss L is split between the two nearest nodes, which are h apart. The split
     multiplies E e^{theta L} of one step by 1 + theta (theta + 1) h^2/12 on average, where theta is the plan's tilt. So
     in n steps the upper bound of epsilon grows by n (theta + 1) h^2/12. The lower bound falls by about twice as much.
     """
     steps = sum(law.count for law in laws)
-    for place, length in enumerate(PAIR_LENGTHS):
+    for length in PAIR_LENGTHS:
         step = (plan.top - plan.bottom) / length
         # This length is taken if discretisation widens the bracket of epsilon by at most 1e-4 of epsilon, or 0.1 rtol.
         if 0.25 * steps * (plan.theta + 1.0) * step * step <= max(1e-4, 0.1 * rtol) * plan.centre:
-            return place
-    return len(PAIR_LENGTHS) - 1
+            return length
+    return PAIR_LENGTHS[-1]
 
 
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
