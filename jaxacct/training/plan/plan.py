@@ -1,4 +1,4 @@
-"""Plan: the noise, the batches and the steps of a private training run, and the epsilon that they cost."""
+"""Plan: the noise, the batches and the steps of a private training run, and their epsilon."""
 
 from __future__ import annotations
 
@@ -49,32 +49,26 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, Turn, composed, require_kept
 
 MANY_KINDS = 16
-"""Largest number of different releases that `Plan.epsilon_curve` composes as they are.
-
-More releases are replaced by fewer stand-ins, which leak at least as much.
-"""
+"""Above this number of different releases `Plan.epsilon_curve` uses stand-ins, which leak at least as much."""
 _CURVE_RTOL = 0.02
-"""Relative width of the brackets of epsilon along a curve.  Wide brackets save time, and their upper ends are true."""
+"""Relative width of the brackets of epsilon along a curve; wide ones save time, and their upper ends are true."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
 """Format and version that a document states; no other version is read."""
 _MAX_SEGMENTS = 10**6
-"""Largest number of segments in a document, enough for a million steps that differ; a longer list is refused unread."""
+"""Largest number of segments in a document; a longer list is refused unread."""
 _TERMS = ("target_epsilon", "target_delta", "dataset_size", "sampling", "relation")
-"""Settings that a plan's document holds unchanged, under their own names."""
+"""Settings that a plan's document holds unchanged."""
 UNUSUAL = {"candidates": "iid", "unit": "record"} | dict.fromkeys(
     ("cap", "noise", "groups", "early_stop", "rates_digest")
 )
-"""Maps settings to their usual values.  A plan's document holds such a setting only if its value differs from this."""
+"""Usual values of settings; a plan's document holds such a setting only if its value differs."""
 _SEGMENT_NUMBERS = {"steps": COUNT, "noise_multiplier": NOISE, "sampling_probability": PROBABILITY}
 _SEGMENT_NUMBERS |= {"expected_batch_size": POSITIVE}
-"""Names of a segment's numbers, in the order in which a document lists them, each with the values that it may have."""
+"""Numbers of a segment, in the order in which a document lists them, and the values that each may have."""
 
 
 class Allowance(Protocol):
-    """Interface of the ledgers that `Plan.allows` asks, such as `jaxacct.training.Ledger`.
-
-    The module of `Ledger` imports this module, so this module cannot import `Ledger`.
-    """
+    """What `Plan.allows` asks: a ledger, whose module imports this one, so that this one cannot import it."""
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
         """Return whether the ledger's entries and the plan's next `steps` steps meet the plan's target and filter."""
@@ -84,72 +78,64 @@ class Allowance(Protocol):
 class Plan(PlanRequest):
     """Settings of a DP-SGD run.  The plan solves for a missing setting, so that its certified epsilon meets a target.
 
-    Every step draws a batch, clips each gradient to norm C and sums the gradients.  The step then adds noise of
-    standard deviation `noise_multiplier * C` to the sum, and divides by `expected_batch_size`.
+    A step draws a batch, clips each gradient to norm C, and sums the gradients.  It adds noise of standard deviation
+    `noise_multiplier * C` to the sum, and divides by `expected_batch_size`.
 
-    If you give a target_epsilon, leave out exactly one of three settings: noise_multiplier, steps (or epochs), or
-    sampling_probability (or expected_batch_size).  If you give no target_epsilon, leave out none of them.
-    From epochs the plan computes `steps = ceil(epochs * dataset_size / expected_batch_size)`.
+    With a target_epsilon leave out exactly one of noise_multiplier, steps (or epochs), and sampling_probability (or
+    expected_batch_size); without it leave out none.
+    With epochs, the number of steps is `ceil(epochs * dataset_size / expected_batch_size)`.
 
-    The plan is frozen.  Its fields hold all five settings as numbers, whether you gave them or the plan solved for
-    them.  If the plan has a schedule, its sampling_probability and expected_batch_size are averages over the steps, and
-    its noise_multiplier is the overall scale of the noise.  `at(step)` returns the numbers of one step.  You must fix a
-    schedule before the run, or compute it by a rule that does not look at the data.
+    The plan is frozen.  Its fields hold all these settings as numbers.  With a schedule, sampling_probability and
+    expected_batch_size are averages over the steps, noise_multiplier is the overall scale of the noise, and `at(step)`
+    has the numbers of a step.  Fix a schedule before the run, or by a rule that does not look at the data.
 
     Parameters
     ----------
-    target_epsilon : > 0, or None.  If None, the plan solves for nothing and only reports its epsilon.
+    target_epsilon : > 0, or None to solve for nothing.
     target_delta : in (0, 1), always needed.
-    dataset_size : the number of records, a whole number, always needed.  This number is assumed to be public.
-    sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.  `batch_size`,
-        as in `jaxacct.dp_sgd`, is another name of expected_batch_size.
-    noise_multiplier : > 0, the standard deviation of the noise divided by the clip norm C.  C is the most by which
-        adding or removing a record changes the sum.
-    steps, epochs : the length of the run, as a number of steps or of passes over the data.
-    sampling : the batch rule, as for `jaxacct.dp_sgd`.  "fixed_batches" is another name of "shuffled".  A plan has one
-        more rule, "fixed_order": every pass takes each record once, always at the same place.  A round or a pass that
-        has begun costs as much as a whole one.  A pass over fixed batches costs as much as one Gaussian release.  A
-        whole run in a fixed order also costs as much as one Gaussian release.
-    relation : "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a record's gradient becomes 0 and
-        its place stays) or "replace_one".  "replace_one" is refused with Poisson and cyclic Poisson sampling.  With
-        fixed batches and with a fixed order the default is "zero_out".  These two batch rules refuse the relations that
-        add or remove a record, since such a change moves other records to other batches.
-    noise_schedule : relative noise, as one factor per step or as pairs (until_step, factor).  The last until_step may
-        be None, the end of the run.  The noise multiplier of a step is its factor times `noise_multiplier`.
-    batch_schedule : expected batch sizes, as one size per step or as pairs (until_step, size), in place of
-        sampling_probability.
-    repetitions : the distribution of K, the number of runs of a tuning (`jaxacct.selection`).  The epsilon of all K
-        runs together meets the target.
-    data_dependent : True if the data or outputs of the run may decide whether and how you call `recalibrate`.  Declare
-        this even if you then never call it.  The steps compose through a Renyi filter, which is fixed when the plan is
-        made.  The filter meets the target whatever you decide, and needs more noise than exact composition.
+    dataset_size : the number of records, always needed, and assumed to be public.
+    sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.
+    batch_size : another name of expected_batch_size.
+    noise_multiplier : > 0, the standard deviation of the noise divided by the clip norm C, the most by which adding or
+        removing a record changes the sum.
+    steps, epochs : the length of the run, in steps or in passes over the data.
+    sampling : the batch rule, as for `jaxacct.dp_sgd` ("fixed_batches" is another name of "shuffled"), or
+        "fixed_order": every pass takes each record once, always at the same place.  A round or pass that has begun
+        counts whole.  A pass over fixed batches and a whole run in a fixed order each cost one Gaussian release.
+    relation : "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a record's gradient becomes 0) or
+        "replace_one", which Poisson and cyclic Poisson sampling refuse.  Fixed batches and a fixed order have the
+        default "zero_out".  They refuse to add or remove a record, which would move other records to other batches.
+    noise_schedule : factors of noise_multiplier, one per step or as pairs (until_step, factor); the last until_step may
+        be None, the end of the run.
+    batch_schedule : expected batch sizes, one per step or as pairs (until_step, size), in place of a rate.
+    repetitions : the distribution of K, the number of runs of a tuning (`jaxacct.selection`).  All K runs together meet
+        the target.
+    data_dependent : True if the data or outputs of the run may decide whether and how you call `recalibrate`, even if
+        you then never do.  The steps compose through a Renyi filter that is fixed when the plan is made.  It meets the
+        target whatever you decide, and needs more noise than exact composition.
     candidates : "iid" or "adaptive": the assumption on the K runs (`jaxacct.selection.select`).
-    slots : the number of slots of a round of random allocation.  You may give it in place of the batch size, which is
-        then dataset_size/slots.  The default is ceil(dataset_size/expected_batch_size), so that batches are no larger
-        than expected_batch_size.
-    cap : the largest batch of truncated Poisson sampling.  The default is a cap that costs practically nothing
+    slots : the number of slots of a round of random allocation, in place of the batch size dataset_size/slots.  The
+        default is ceil(dataset_size/expected_batch_size), so that no batch is expected to be larger.
+    cap : the largest batch of truncated Poisson sampling, by default one that costs practically nothing
         (`jaxacct.cap_for`).
-    noise : the strategy of correlated noise (`jaxacct.strategies`), for sampling = "cyclic_poisson" or "fixed_order".
-        By default the noise of all steps is independent.  Step i adds row i of C^-1 Z, where C is the strategy's matrix
-        and Z is independent noise.  The plan computes the coefficients of a strategy such as ``strategies.Banded(32)``
-        once the number of steps is known.  The standard deviation of Z is `noise_multiplier` times the clip norm times
-        the sensitivity of C.  With "cyclic_poisson" the sensitivity is the largest norm of a column of C.  With
-        "fixed_order" it is the sensitivity for a record whose steps are at least ceil(dataset_size /
-        expected_batch_size) apart.  The noise multiplier must not fall during the run.
-    groups : the number of groups of cyclic Poisson sampling.  The number must be at least the strategy's number of
-        bands, which is the default.  The rate is groups * expected_batch_size / dataset_size.
-    unit : "record" or "user".  A step draws records or users, and neighbouring data sets differ in one record or one
-        user.  With "user", dataset_size is the number of users, and `Trainer.fit` gets the user of each example.
-    early_stop : an `EarlyStop`, a rule that ends the run when a score on private data no longer rises.  The answers of
-        the rule count as one more release, and the plan's epsilon includes this release.
-    sampling_rates : a rate in (0, 1] for each record (or user), of shape (dataset_size,), in place of
-        sampling_probability.  The batch rule must be Poisson sampling.  The rates must be public, and you must choose
-        them without looking at the data: rate i belongs to place i, whatever record is there.  The plan's
-        ``sampling_probability`` is then the largest rate, and its ``expected_batch_size`` is the sum of the rates.  The
-        plan, its ledger and its runs claim the epsilon of the largest rate.  ``own_epsilon`` has the epsilon of each
-        record.
-    rates_digest : a field of the plan, not an argument: the SHA-256 of sampling_rates.  The document of a plan holds
-        this digest in place of the rates.
+    noise : the strategy of correlated noise, such as ``strategies.Banded(32)``, for "cyclic_poisson" or "fixed_order".
+        By default all noise is independent.  Step i adds row i of C^-1 Z, where C is the strategy's matrix and Z is
+        independent noise.  The standard deviation of Z is noise_multiplier times the clip norm times the sensitivity of
+        C: with "cyclic_poisson" the largest norm of a column of C, with "fixed_order" the sensitivity for a record
+        whose steps are at least ceil(dataset_size / expected_batch_size) apart.  The noise multiplier must not fall
+        during the run.
+    groups : the number of groups of cyclic Poisson sampling, at least the strategy's number of bands, which is the
+        default.  The rate is groups * expected_batch_size / dataset_size.
+    unit : "record" or "user": what a step draws, dataset_size counts, and neighbouring data sets differ in.  With
+        "user", `Trainer.fit` gets the user of each example.
+    early_stop : an `EarlyStop`, a rule that ends the run when a private score no longer rises.  The plan's epsilon
+        includes its answers.
+    sampling_rates : a rate in (0, 1] for each record (or user), of shape (dataset_size,), for Poisson sampling.  The
+        rates must be public, and chosen without looking at the data: rate i belongs to place i, whatever record is
+        there.  ``sampling_probability`` is then the largest rate, and ``expected_batch_size`` the sum of the rates.
+        The plan, its ledger and its runs claim the epsilon of the largest rate; ``own_epsilon`` is that of each record.
+    rates_digest : no argument, but a field: the SHA-256 of sampling_rates, which the plan's document holds in their
+        place.
 
     Raises
     ------
@@ -213,14 +199,11 @@ class Plan(PlanRequest):
 
     @classmethod
     def of(cls, segments: Sequence[Segment], like: Plan | None = None, **changed: Any) -> Self:
-        """Return a plan with the given segments.  The solver is not called.
+        """Return a plan with the given segments, without solving.
 
-        segments : the stretches of the run.  The first segment begins at step 0, and each further segment begins where
-            the previous one ends.
-        like : a plan from which the new plan takes its other settings, such as target, dataset_size, sampling,
-            relation, repetitions and filter.  If None, the new plan takes the default settings.
-        changed : settings by name, which replace those of ``like`` and the defaults.  noise_multiplier and filter may
-            be among them.
+        segments : the stretches of the run, from step 0, each beginning where the previous one ends.
+        like : a plan from which the new plan takes its other settings; None for the defaults.
+        changed : settings by name, which replace those; noise_multiplier and filter may be among them.
         """
         names = (*_TERMS, *UNUSUAL, "sampling_rates", "repetitions", "filter")
         kept = {} if like is None else {name: getattr(like, name) for name in names}
@@ -240,17 +223,14 @@ class Plan(PlanRequest):
         return plan
 
     def _hold(self, settings: dict[str, Any], solution: Solution) -> None:
-        """Set all fields of this frozen plan from its settings and its solution.
-
-        `sampling_probability` and `expected_batch_size` become averages over the segments.
-        """
+        """Set all fields; `sampling_probability` and `expected_batch_size` become averages over the steps."""
         segments, noise, chosen, epsilon, cap = solution
         steps, size = segments[-1].end, settings["dataset_size"]
         batch = math.fsum(s.steps * s.expected_batch_size for s in segments) / steps
         rate = batch / size * (settings["groups"] or 1)
         averages = {"steps": steps, "epochs": steps * batch / size, "noise_multiplier": noise}
         own = {segment[3:] for segment in segments}
-        if len(own) == 1:  # all segments have the same rate and batch size: take these, since an average is rounded
+        if len(own) == 1:  # one rate and batch size in all segments: an average would be rounded
             rate, batch = segments[0][3:]
         given = settings["sampling_rates"]
         if settings["rates_digest"] and (len(own) > 1 or (given is not None and own != {solver.rate_and_batch(given)})):
@@ -262,7 +242,7 @@ class Plan(PlanRequest):
             averages["noise"] = _strategy_of_run(settings["noise"], settings["groups"], segments, size)
         vars(self).update(settings | averages | {"segments": segments, "filter": chosen})
         if epsilon is not None:
-            vars(self)["epsilon"] = epsilon  # the solver has already found the value that `epsilon` would compute
+            vars(self)["epsilon"] = epsilon  # the solver has found it already
 
     @property
     def truncation(self) -> tuple[int, int]:
@@ -276,27 +256,22 @@ class Plan(PlanRequest):
 
     @property
     def batches(self) -> int:
-        """Number of batches in a pass over the data, if every batch has the batch size of the first segment."""
+        """Number of batches in a pass over the data, each of the first segment's size."""
         return math.ceil(self.dataset_size / self.segments[0].expected_batch_size)
 
     @property
     def shared(self) -> bool:
-        """Whether the plan has cyclic Poisson sampling and its strategy correlates the noise of different steps."""
+        """Whether the plan has cyclic Poisson sampling and correlated noise."""
         return self.sampling == rules.CYCLIC and self.noise is not None and self.noise.overlap > 1
 
     def turn(self, step: int) -> Turn:
-        """Return the `Turn` of a step: its number, the number of groups, and its noise multiplier.
-
-        The number of groups is 0 if the batch rule has no groups.
-        """
+        """Return the `Turn` of a step, with 0 groups if the batch rule has none."""
         return Turn(step, self.groups or 0, self.at(step).noise_multiplier)
 
     def taps(self, step: int) -> Taps | None:
-        """Return the weights by which a step's noise is computed from independent noise, or None.
+        """Return the weights that turn independent noise into the noise of a step; None if it stays independent.
 
-        Before weighting, the independent noise has standard deviation `noise_multiplier` times the clip norm.  Return
-        weights if `sampling` is "fixed_order" or `shared` is true.  Return None for any other plan: the noise of its
-        steps is the independent noise itself.
+        The independent noise has standard deviation `noise_multiplier` times the clip norm.
         """
         if self.noise is None or not (self.shared or self.sampling == rules.ORDER):
             return None
@@ -304,16 +279,12 @@ class Plan(PlanRequest):
         return Taps(own * self._unit, past, keep, of_sum, of_fresh * self._unit)
 
     def require_noise_of(self, other: Plan) -> None:
-        """Raise InputError if a run must not change from the plan `other` to this plan.
-
-        If `other.taps` returns weights, both plans must have the same strategy, groups and batch size.  If
-        `other.taps` returns None, the run may change to any plan.
-        """
+        """Raise InputError if `other.taps` gives weights, and this plan has another strategy, groups or batch size."""
         if other.taps(0) is None:
             return
         same = False
         if self.noise is not None and other.noise is not None:
-            # if the matrix of `other` cannot have so many steps, `for_steps` raises InputError and `same` stays False
+            # `for_steps` raises InputError if the matrix of `other` cannot have so many steps
             with contextlib.suppress(InputError):
                 same = other.noise.for_steps(self.steps) == self.noise and other._unit == self._unit
         require_kept("noise", same)
@@ -330,11 +301,11 @@ class Plan(PlanRequest):
         return blocks(self.segments, self.sampling, self.dataset_size)
 
     def pass_of(self, step: int) -> tuple[int, int, int]:
-        """Return (number of the pass that contains a step, first step of this pass, step after its last step).
+        """Return (number, first step, last step + 1) of the pass that contains a step.  Its batches must be disjoint.
 
-        With fixed batches a pass is a pass over the data.  With random allocation it is a round, with cyclic Poisson
-        sampling a pass through the groups, and with a fixed order the whole run.  A new pass begins where the batch
-        size changes.  The batches of a pass must be disjoint.  Within a round each record must keep the slot it drew.
+        A pass goes over the data with fixed batches, and through the groups with cyclic Poisson sampling.  It is the
+        run with a fixed order, and a round with random allocation: there each record must keep its slot.  A new batch
+        size begins a new pass.
         """
         self._require(step, self.steps - 1)
         if self.sampling not in rules.BY_PASS:
@@ -343,7 +314,7 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def passes(self) -> list[tuple[int, int]]:
-        """List with a pair (first step, step after the last step) for each pass or round."""
+        """Pairs (first step, last step + 1) of all passes or rounds."""
         return [
             (first, min(first + length, end))
             for start, end, length, _ in self._blocks
@@ -351,10 +322,7 @@ class Plan(PlanRequest):
         ]
 
     def begins_pass(self, step: int) -> bool:
-        """Return whether a pass or round begins at a step; return True for a batch rule without passes and rounds.
-
-        If `step` equals `steps`, the end of the run, return whether the last pass or round is whole.
-        """
+        """Return whether a pass begins at a step (at the run's end: whether the last is whole); True without passes."""
         self._require(step, self.steps)
         return self.sampling not in rules.BY_PASS or begins_pass(self._blocks, int(step))
 
@@ -369,32 +337,28 @@ class Plan(PlanRequest):
 
     @property
     def kind(self) -> str:
-        """How the epsilon of the steps is computed: "rdp_filter" if the plan has a filter, else "composition"."""
+        """How epsilon is computed: "rdp_filter" if the plan has a filter, else "composition"."""
         return "rdp_filter" if self.filter else "composition"
 
     @functools.cached_property
     def whole(self) -> Counter[Release]:
-        """All releases of the plan, each with the number of times that it occurs."""
+        """Counts of all releases of the plan."""
         return self.releases_after(self.steps)
 
     @property
     def mechanism(self) -> Mechanism:
-        """Mechanism of one whole run with its early stop.  With repetitions each of the K runs has this mechanism."""
+        """Mechanism of one run with its early stop; with repetitions, of each of the K runs."""
         return self.mechanism_after(self.steps)
 
     def mechanism_after(self, step: int) -> Mechanism:
-        """Return the mechanism of the first `step` steps of a run, composed with all answers of the early-stop rule.
-
-        If `step` is 0, the answers of the rule are left out.
-        """
+        """Return the mechanism of the first `step` steps and, if `step` > 0, of all answers of the early-stop rule."""
         return with_early_stop(composed(self.releases_after(step)), self.early_stop if step else None)
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
-        """Epsilon at target_delta of the whole plan.  With repetitions this is the epsilon of all K runs together.
+        """Certified bounds of epsilon at target_delta of the whole plan; with repetitions, of all K runs together.
 
-        The lower and upper bounds are certified.  If the plan was made with data_dependent = True, the upper bound is
-        the epsilon that its filter promises, even for a run that is never recalibrated.
+        With data_dependent = True the upper bound is the filter's promise, even for a run that is never recalibrated.
         """
         return self.promised() if self.filter else self.of_all(self.mechanism)
 
@@ -402,9 +366,8 @@ class Plan(PlanRequest):
     def own_epsilon(self) -> Bounds:
         """Epsilon at target_delta of each record, of shape (dataset_size,), for a plan with sampling_rates.
 
-        Entry i holds for two data sets that differ in record i alone.  The entry is the epsilon of the whole plan at
-        the rate of record i.  No entry is above `epsilon`, which covers all records.  Raise InputError if the plan does
-        not have its sampling_rates.
+        Entry i is the epsilon of the whole plan at the rate of record i, and holds for data sets that differ in record
+        i alone.  No entry is above `epsilon`, which covers all records.
 
         >>> plan = Plan(None, 1e-5, 3, noise_multiplier=5.0, steps=4, sampling_rates=[1.0, 0.1, 0.1])
         >>> plan.own_epsilon.upper.round(3).tolist(), round(float(plan.epsilon.upper), 3)
@@ -412,17 +375,14 @@ class Plan(PlanRequest):
         """
         rates, place = np.unique(self.require_rates(), return_inverse=True)
         found = self.of_all(with_early_stop(composed(self.whole, rates), self.early_stop))
-        # `found` and `epsilon` may differ in their last digits at the largest rate, so cut entries above `epsilon`
+        # at the largest rate `found` may exceed `epsilon` in its last digits
         most = float(self.epsilon.upper)
         lower, estimate, upper = (np.minimum(end, most)[place] for end in (found.lower, found.estimate, found.upper))
         words = (np.asarray(word)[place] for word in (found.kind, found.status, found.engine))
         return Bounds(lower, estimate, upper, *words)
 
     def require_rates(self) -> np.ndarray:
-        """Return the sampling rates of the records.
-
-        Raise InputError if the plan has one rate for all records, or if it was read from a document without its rates.
-        """
+        """Return the records' sampling rates; raise InputError if all have one rate, or a document left them out."""
         if self.sampling_rates is not None:
             return self.sampling_rates
         if self.rates_digest is None:
@@ -433,10 +393,7 @@ class Plan(PlanRequest):
         )
 
     def epsilon_after(self, step: int) -> Bounds:
-        """Return epsilon at target_delta of the first `step` steps of one run.
-
-        If the plan has a filter, return the epsilon of the whole plan for every `step`.
-        """
+        """Return epsilon at target_delta of a run's first `step` steps; with a filter always that of the whole plan."""
         self._require(step, self.steps)
         if self.filter or (step == self.steps and self.repetitions is None):
             return self.epsilon
@@ -444,14 +401,11 @@ class Plan(PlanRequest):
 
     @functools.cached_property
     def within(self) -> bool:
-        """Whether the plan's epsilon meets its target and its steps fit its filter.  For a solved plan this is true."""
+        """Whether the plan's epsilon meets its target and its steps fit its filter, as in every solved plan."""
         return self.holds(self.mechanism)
 
     def holds(self, mechanism: Mechanism) -> bool:
-        """Return whether a run with this mechanism surely meets the plan's target and fits the plan's filter.
-
-        A target or a filter that the plan does not have is not checked.
-        """
+        """Return whether a run with this mechanism surely meets the plan's target and filter, if there are any."""
         if self.filter is not None:
             promise = self.filter.epsilon(self.target_delta)
             return self._fits(mechanism) and (self.target_epsilon is None or promise <= self.target_epsilon)
@@ -461,20 +415,13 @@ class Plan(PlanRequest):
         return bool(known.upper <= self.target_epsilon)
 
     def of_all(self, mechanism: Mechanism) -> Bounds:
-        """Return epsilon at target_delta of a run with this mechanism.
-
-        With repetitions return the epsilon of K runs together, each with this mechanism.
-        """
+        """Return epsilon at target_delta of a run with this mechanism; with repetitions, of K such runs together."""
         if self.repetitions is not None:
             mechanism = selection.select(mechanism, self.repetitions, candidates=self.candidates)
         return solver.epsilon_of_run(self, mechanism)
 
     def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
-        """Return bounds of the given shape.  Each upper bound is the epsilon that the filter promises.
-
-        The promise holds at whatever step the run ends.  If the plan's steps exceed the filter's budget, the upper
-        bounds are inf.
-        """
+        """Return the filter's promise as upper bounds, wherever the run ends; inf if the steps exceed its budget."""
         assert self.filter is not None
         upper = np.full(shape, self.filter.epsilon(self.target_delta) if self._whole_fits else np.inf)
         return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self._whole_fits else "width", "rdp_filter")
@@ -494,7 +441,7 @@ class Plan(PlanRequest):
             raise InputError(f"step = {step!r} must be a whole number <= {last}; the plan has {self.steps} steps")
 
     def _repr_html_(self) -> str:
-        """Return an HTML table of the run's epsilon and its settings.  The settings are shown with all their digits."""
+        """Return an HTML table of the run's epsilon and its settings, with all their digits."""
         names = ("dataset_size", "unit", "sampling", "slots", "cap", "sampling_probability", "expected_batch_size")
         shown = (*names, "noise_multiplier", "steps", "epochs", "relation")
         pairs = [(name, repr(getattr(self, name))) for name in shown if getattr(self, name) is not None]
@@ -510,12 +457,11 @@ class Plan(PlanRequest):
 
     @property
     def status(self) -> str:
-        """Word that says whether the plan's epsilon comes close to the target.
+        """Whether the plan's epsilon comes close to the target: "ok", "not_binding" or "loose".
 
-        "ok": epsilon is at most 0.1 % below the target, or the plan has no target.  "not_binding": epsilon is further
-        below the target, because the search ended at its limit: a noise multiplier of 0.1, or all records in every
-        step.  "loose": epsilon is further below the target for another reason.  For example, one more step would exceed
-        the target.
+        "ok": epsilon is at most 0.1 % below the target, or there is no target.  "not_binding": it is further below,
+        since the search ended at a noise multiplier of 0.1 or with all records in every step.  "loose": it is further
+        below for another reason, for example since one more step would exceed the target.
 
         >>> Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4).status
         'ok'
@@ -532,10 +478,7 @@ class Plan(PlanRequest):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Return the plan that is described by a text of `to_json`.
-
-        Raise InputError for any other text.  It is safe to read a text that comes from a stranger.
-        """
+        """Return the plan that `to_json` wrote; raise InputError for other texts.  Strangers' texts do no harm."""
         try:
             return cls.from_document(load(text))
         except (ValueError, TypeError) as error:
@@ -543,12 +486,8 @@ class Plan(PlanRequest):
 
     @classmethod
     def from_document(cls, node: object) -> Self:
-        """Return the plan that is described by a JSON object of `plan_document`; raise InputError for other objects.
-
-        The object does not hold the plan's epsilon.  The plan computes its epsilon again.
-        """
+        """Return the plan of a `plan_document`; raise InputError for other objects.  Epsilon is computed, not read."""
         wanted = ("format", "version", *_TERMS, "noise_multiplier", "segments", "filter", "repetitions")
-        # a document may lack a setting of `UNUSUAL`, which then has its usual value
         if not isinstance(node, dict) or set(node) - set(UNUSUAL) != set(wanted):
             raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
         if node["format"] != _FORMAT or node["version"] != _VERSION or type(node["version"]) is not int:
@@ -558,7 +497,7 @@ class Plan(PlanRequest):
             raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
         if settings["sampling"] == rules.FIXED and settings["relation"] in solver.DISPLACING:
-            # with these relations older versions left the place of an absent record empty, which is "zero_out" now
+            # in older versions an absent record left its place empty, which is "zero_out" now
             settings["relation"] = "zero_out"
         for name in ("target_delta", "dataset_size", "noise_multiplier"):
             if settings[name] is None:
@@ -600,9 +539,8 @@ class Plan(PlanRequest):
     def epsilon_curve(self, points: int = 64) -> tuple[np.ndarray, Bounds]:
         """Return at most `points` evenly spaced steps of one run, and coarse bounds of epsilon after each of them.
 
-        If the plan has many different steps, similar steps are replaced by one step that leaks at least as much as each
-        of them, to save time.  For such a plan each epsilon is only an upper bound (kind "bound"), and at most the
-        epsilon of the whole plan.
+        If the plan has many different steps, stand-ins that leak at least as much replace them.  Each epsilon is then
+        only an upper bound (kind "bound"), at most that of the whole plan.
 
         >>> plan = Plan(target_delta=1e-5, dataset_size=50, sampling_probability=1.0, noise_multiplier=5.0, steps=4)
         >>> steps, curve = plan.epsilon_curve(2)
@@ -627,15 +565,11 @@ class Plan(PlanRequest):
 
     @property
     def has_curve(self) -> bool:
-        """Whether the table that `live_epsilon` reads has been computed already."""
+        """Whether the table of `live_epsilon` has been computed already."""
         return "_curve" in vars(self)
 
     def live_epsilon(self, step: int) -> Bounds:
-        """Return an upper bound of the epsilon of the first `step` steps, from a table that is computed once.
-
-        The table holds upper bounds at some of the run's steps.  `upper` is the table's bound at the first of these
-        steps that is at least `step`.  The kind of the result is "bound".
-        """
+        """Return an upper bound of epsilon after `step` steps: that of the next entry in a table computed once."""
         self._require(step, self.steps)
         if step == 0:
             return Bounds(0.0, 0.0, 0.0, "bound", "zero")
@@ -654,23 +588,21 @@ class Plan(PlanRequest):
     ) -> Self:
         """Return a plan that keeps the first `step` steps, and meets the target by new noise in the later steps.
 
+        A setting that you do not give stays as it is.  With a `noise_schedule`, every step keeps its factor.
+
         Parameters
         ----------
         step : the number of steps to keep.
         steps, epochs : the new total, counted from the beginning.
-        expected_batch_size : the new expected batch size of the steps after the first `step`.
-        data_dependent : True if the change, or its moment, may depend on the data or on any output of the run.  True is
-            refused unless the plan was made by Plan(..., data_dependent=True).  Such a plan costs the epsilon of its
-            filter, even if you never change it, and each new plan stays within this filter.  Any other plan composes
-            its steps exactly.  Exact composition is valid only if the changes depend on neither the data nor outputs
+        expected_batch_size : that of the later steps.
+        data_dependent : True if the change, or its moment, may depend on the data or on any output of the run.  This
+            needs a plan made by Plan(..., data_dependent=True), whose filter all its new plans fit.  Any other plan
+            composes its steps exactly, which is valid only if no change depends on data or outputs
             (jaxacct/training/plan/README.md).
-
-        A setting that you do not give stays as it is.  With a `noise_schedule`, every step keeps its factor.
 
         Raises
         ------
-        InputError : the steps so far already exceed the target, or the plan has repetitions: the K runs of a tuning
-            must all be the same.
+        InputError : the steps so far exceed the target, or the plan has repetitions, whose runs must all be the same.
 
         >>> plan = Plan(target_epsilon=1.0, target_delta=1e-5, dataset_size=50, sampling_probability=1.0, steps=10)
         >>> [(s.start, s.steps, round(s.noise_multiplier, 2)) for s in plan.recalibrate(5, steps=20).segments]
@@ -711,18 +643,14 @@ class Plan(PlanRequest):
         return type(self).of(whole, self, filter=chosen, noise_multiplier=scale)
 
     def allows(self, ledger: Allowance, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
-        """Return whether a ledger's entries and the plan's next steps together surely meet the plan's target.
+        """Return whether a ledger's entries and the plan's next steps surely meet the target and fit the Renyi filter.
 
-        If the plan has a Renyi filter, the entries and the steps must also stay within the filter's budget.  A plan
-        without target and filter always returns True.  If a run in the ledger has a filter, the plan must have a filter
-        of the same order, else raise InputError.  While the ledger has only steps of this plan, the answer needs no new
-        accounting.  With repetitions only the current run of the ledger counts.
+        Without target and filter the answer is True.  If a run in the ledger has a filter, raise InputError unless the
+        plan has one of the same order.  With repetitions only the ledger's current run counts.
 
-        next_step : the number of the first of the next steps.
-        partition : for a batch rule with passes or rounds, the fingerprint of the pass or round of `next_step`.  By
-            default it is the fingerprint in the ledger's last step entry.  If that entry has none, the next steps are
-            counted as steps without a fingerprint.
-        steps : how many next steps to count.
+        next_step : the first of the next `steps` steps.
+        partition : the fingerprint of the pass or round of `next_step`, by default that of the ledger's last step
+            entry; if that has none, the next steps count as steps without one.
         """
         if self.target_epsilon is None and self.filter is None:
             return True
@@ -730,7 +658,7 @@ class Plan(PlanRequest):
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
-    """Return a plan as a dict that can be written as JSON.  `Plan.from_document` makes an equal plan of the dict."""
+    """Return a plan as a dict that can be written as JSON; `Plan.from_document` reads it."""
     law = plan.repetitions
     unusual: dict[str, Any] = {name: x for name, usual in UNUSUAL.items() if (x := getattr(plan, name)) != usual}
     if "noise" in unusual:
@@ -766,7 +694,7 @@ def load(text: str) -> Any:
 
 
 def _segments(rows: list[Any]) -> list[Segment]:
-    """Return segments, given the rows of a plan's document.  Each row is the list of numbers of one segment."""
+    """Return the segments of a plan's document, which holds a list of numbers for each."""
     found: list[Segment] = []
     for place, row in enumerate(rows):
         if not isinstance(row, list) or len(row) != len(_SEGMENT_NUMBERS):
@@ -781,10 +709,7 @@ def _segments(rows: list[Any]) -> list[Segment]:
 
 
 def _filter(node: object) -> Filter | None:
-    """Return the Renyi filter in a plan's document, or None for null; raise InputError for anything else.
-
-    This function does not check that the plan's steps fit the filter's budget.  `Plan.promised` checks that.
-    """
+    """Return a document's Renyi filter, None for null, else raise InputError.  `Plan.promised` checks the budget."""
     if node is None:
         return None
     if not isinstance(node, list) or len(node) != 2:
@@ -798,17 +723,13 @@ def _filter(node: object) -> Filter | None:
 def _strategy_of_run(
     strategy: Strategy, groups: int | None, segments: Sequence[Segment], dataset_size: int
 ) -> Strategy:
-    """Return the strategy with a matrix that has as many rows as the run has steps.
-
-    Raise InputError if the noise grows beyond what float32 holds, or if there is no accounting for this strategy with
-    these groups and segments.
-    """
+    """Return the strategy for the run's steps; raise InputError for noise beyond float32, or without accounting."""
     known = strategy.for_steps(segments[-1].end)
     if groups is not None:
         require_groups(known, groups)
     with np.errstate(over="ignore", invalid="ignore"):
         grown = np.max(known.squared_errors()) * np.max(known.squared_norms()[1])
-    # `grown`, the largest noise variance of a prefix sum, is `steps` for independent noise.  Allow 2^20 times `steps`.
+    # `grown`, the largest noise variance of a prefix sum, is `steps` for independent noise: allow 2^20 times that
     if not grown <= 2.0**20 * known.steps:
         raise InputError(
             f"noise = {strategy!r:.60} grows from step to step, beyond what float32 holds; use a matrix whose columns "
@@ -833,13 +754,7 @@ def _part(name: str, mechanism: Mechanism) -> Any:
 
 
 def _read(name: str, node: object, kind: str, **others: object) -> Any:
-    """Return the value of one field of a mechanism, given as a JSON value; return None if `node` is None.
-
-    name : the name of the field.
-    node : the JSON value of the field, as `_part` returns it.
-    kind : the type name of the mechanism.
-    others : the other fields that a mechanism of this type needs, as JSON values.
-    """
+    """Return field `name` of a mechanism of type `kind` with the fields `others`, all as JSON values; None for None."""
     if node is None:
         return None
     inside = {"type": kind, name: node, **others}

@@ -201,7 +201,7 @@ def begins_pass(known: Sequence[Block], step: int) -> bool:
 def releases(
     segments: Sequence[Segment], until: int, sampling: str, dataset_size: int, start: int = 0, cap: int = 0
 ) -> Counter[Release]:
-    """Count the releases of steps `start` to `until - 1`.  A pass or round is one, with its least noise there."""
+    """Count the releases of steps `start` to `until - 1`; a pass or round is one, with its least noise there."""
     counts: Counter[Release] = Counter()
     if sampling not in rules.BY_PASS:
         cut = (cap, dataset_size) if sampling == rules.TRUNCATED else ()
@@ -229,7 +229,7 @@ def releases(
 
 
 def stand_ins(counts: Mapping[Release, int], most: int, dearer: bool = True) -> dict[Release, Release]:
-    """Map releases to about `most` stand-ins that cost at least (`dearer`) or at most as much as each one replaced."""
+    """Map releases to about `most` stand-ins that cost at least as much, or at most as much if `dearer` is False."""
     noise, rate = (min, max) if dearer else (max, min)
     found: dict[Release, Release] = {}
     for near in _near(counts, most):
