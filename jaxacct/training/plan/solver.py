@@ -1,4 +1,4 @@
-"""Checks the arguments of a `Plan`, and finds the one that is left open: noise, number of steps or sampling rate.
+"""Checks the arguments of a `Plan`, and finds the one that is left open: noise, steps or sampling probability.
 
 A search returns only a value whose epsilon a certified engine has computed (calibration/search.py).
 """
@@ -217,9 +217,9 @@ def _correlated(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Filter(NamedTuple):
-    """Rényi filter [Feldman and Zrnic 2021]: a limit on the run that holds even if steps are chosen during the run."""
+    """Rényi filter [Feldman and Zrnic 2021]: a limit that holds even if steps are chosen during the run."""
 
-    order: float
+    order: float  # fixed, like `budget`, before the first step (README.md, "Recalibration")
     budget: float  # the run never spends more Rényi divergence of order `order`
 
     def epsilon(self, delta: float) -> float:
@@ -487,7 +487,7 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
     target = _target(request)
     if request.sampling == rules.ORDER:
         raise InputError("steps is missing; give it or epochs, to which the noise of 'fixed_order' is relative")
-    # a part of a round, or of a pass through the groups, costs as much as the whole: search for a number of whole ones
+    # a part of a round or of a pass costs as much as the whole: search for a number of whole ones, of `length` steps
     length = slots_for(n, rate * n) if request.sampling == rules.ALLOCATION else request.groups or 1
     if request.sampling in (rules.ALLOCATION, rules.CYCLIC):
         rate = 1.0 / length if request.sampling == rules.ALLOCATION else min(rate * length, 1.0)
@@ -609,7 +609,7 @@ def rest_of_run(
     epochs: float | None,
     expected_batch_size: float | None,
 ) -> tuple[tuple[Segment, ...], tuple[Segment, ...]]:
-    """Return the segments before step `step`, and those after it, counted from 0 again and with noise still unscaled."""
+    """Return the segments before `step`, and those after it, counted from 0 again and with noise still unscaled."""
     n, sampling = terms.dataset_size, terms.sampling
     if steps is not None and epochs is not None:
         raise InputError("steps and epochs are both given; give one of them")

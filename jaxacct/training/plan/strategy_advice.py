@@ -33,7 +33,7 @@ class StrategyOption:
 
     sampling: str
     strategy: Strategy
-    groups: int  # of records with "cyclic_poisson"; else slots of a round, steps of a pass, or 1 with "poisson"
+    groups: int  # number of groups of records, slots of a round, or steps of a pass; 1 with "poisson"
     sampling_probability: float
     noise_multiplier: float
     error: float  # see `advise_strategy`
@@ -123,8 +123,8 @@ def advise_strategy(
     * "random_allocation": DP-SGD, where each record is in one of the ceil(1/q) steps of each round;
     * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups that take turns, and
       each record of the group in turn is drawn with probability b q;
-    * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: each record is in every ceil(1/q)-th step. This option
-      needs the relation ``zero_out`` or ``replace_one``.
+    * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: each record is in every ceil(1/q)-th step. This needs
+      the relation ``zero_out`` or ``replace_one``.
 
     The error is ``sigma sqrt(mean_i e_i)``, in clip norms. Here sigma is the noise multiplier, and e_i the variance, at
     sigma = 1, of the noise in the sum of the clipped gradients of steps 1 to i. The error leaves out the variance of

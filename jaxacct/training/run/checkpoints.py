@@ -38,8 +38,8 @@ class Checkpoint(NamedTuple):
     carried: Carried
     lineage: Lineage
     history: History
-    # digest: a run with the same one repeats the steps after the checkpoint; b"" if there are none, or no run can
-    session: bytes
+    # A digest of plan, program and data: a run with the same one repeats the steps after the checkpoint exactly.
+    session: bytes  # b"" if there are no such steps, or no run can repeat them
     stopped: str = ""  # why the run stopped (see `State.stopped`); "" while the run goes on
     seen: bool = False  # whether outputs of the run were seen, as by a callback or `params_of`
     scores: tuple[int, ...] = ()  # the exact scores so far of the plan's early stop, which are secret

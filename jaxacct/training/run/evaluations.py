@@ -1,4 +1,4 @@
-"""Computes values of a run's parameters: on public data, or as exact sums on private data, not to be released."""
+"""Computes values of a run's parameters: on public data, or exact sums on private data, secret until noise is added."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCK_SIZE = 256
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """Return (upper, lower): `value`, clipped to [0, 1] and rounded to units, sums to upper * 2^10 + lower units."""
+    """Return (upper, lower): `value`, clipped to [0, 1], in whole units, sums to exactly upper * 2^10 + lower."""
     of_one = jax.make_jaxpr(lambda example: value(params, example))
     refuse_closed_over("value", of_one(one_of(data)), data)
 

@@ -1,9 +1,4 @@
-"""Logs a run's steps with the epsilon so far, and shows a progress line (README.md, "The log").
-
-A step's numbers are fetched from the device after the step is done.  About once a second, the numbers of all finished
-steps are fetched and given to the log's function or file.  The log waits for a running step in three cases only: if
-more than `MOST_PENDING` logged steps still run, before the value of an evaluation is logged, and at the log's end.
-"""
+"""Logs a run's steps with the epsilon so far, and shows a progress line (README.md, "The log")."""
 
 from __future__ import annotations
 
@@ -63,10 +58,7 @@ WAIT_SECONDS = 5.0
 
 @dataclass(slots=True)
 class _Look:
-    """One logged step.
-
-    Each field is set as soon as its value is known.  After an interrupt, values that are set are not computed again.
-    """
+    """One logged step.  A field that is set is not computed again after an interrupt."""
 
     step: int
     observed: Observed  # the numbers of the step, on the device
@@ -77,10 +69,7 @@ class _Look:
 
 
 class RunLog:
-    """Log of one `fit`.  It holds each step whose number is a multiple of `every`, and the plan's last step.
-
-    Call `begin` before any other method.
-    """
+    """Log of one `fit`: of every step that is a multiple of `every`, and the plan's last.  Call `begin` first."""
 
     def __init__(self, put: Callable[[dict[str, Any]], Any] | None, file: LogFile | None, every: int, run: str) -> None:
         self._put, self._file, self._every, self._run = put, file, every, run
@@ -97,10 +86,7 @@ class RunLog:
         return self._put is not None
 
     def begin(self, plan: Plan, state: State, ledger: Ledger | None) -> None:
-        """Begin the log of the steps of `plan` that follow `state`.
-
-        With a ledger, epsilon covers all runs of the ledger.
-        """
+        """Begin the log of the steps of `plan` after `state`.  With a ledger, epsilon covers all its runs."""
         if self._put is None:
             return
         self._epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
@@ -121,10 +107,7 @@ class RunLog:
             self._tell(self._epsilon)
 
     def evaluated(self, step: int, value: Any) -> None:
-        """Log the value of an evaluation that took place after `step` steps.
-
-        The records of these steps are handed over first.
-        """
+        """Log the value of an evaluation after `step` steps, behind the records of these steps."""
         if self._put is None or self._epsilon is None:
             return
         self._see_done(0)
@@ -169,10 +152,7 @@ class RunLog:
         return [look for look in self._looks if look.record is None]
 
     def _see_done(self, most: int) -> None:
-        """Fill in `when` and `rate` of the logged steps that are done, in order.
-
-        While more than `most` logged steps still run, wait for the oldest of them.
-        """
+        """Set `when` and `rate` of the steps that are done, in order; wait while more than `most` still run."""
         waiting = [look for look in self._unread() if look.when is None]
         for place, look in enumerate(waiting):
             if not look.observed.members.is_ready():  # a step's numbers are ready together: one program makes them
@@ -186,10 +166,7 @@ class RunLog:
             look.when = now
 
     def _fetch(self) -> None:
-        """Fetch the numbers of all steps that are done, and make the steps' records.
-
-        First start all copies to the host, so that the copies overlap.
-        """
+        """Fetch the numbers of all steps that are done, by copies that overlap, and make the steps' records."""
         done = [look for look in self._unread() if look.when is not None]
         for leaf in jax.tree_util.tree_leaves([look.observed for look in done]):
             leaf.copy_to_host_async()
@@ -203,11 +180,7 @@ class RunLog:
             look.record = record
 
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
-        """Hand over the fetched records, oldest first.
-
-        Keep a record back until the table of epsilon is ready, but at most until `WAIT_SECONDS` after its step.  Later
-        records wait behind it.  If `everything` is True, return only when all fetched records are handed over.
-        """
+        """Hand over fetched records in order.  Each waits for its table, at most `WAIT_SECONDS` from its step on."""
         while self._looks and self._looks[0].record is not None:
             look = self._looks[0]
             assert look.when is not None and look.record is not None
@@ -218,8 +191,7 @@ class RunLog:
                 elif left > 0.0:
                     break
             record = look.record | {"epsilon": epsilon.told(look.point)}
-            # An interrupt must not make a function get a record twice, so the record leaves the queue first.  A file
-            # may get a record twice, since `LogFile.write` skips the copy.
+            # after an interrupt a function must not get a record twice; a file may, since `LogFile.write` skips it
             if self._file is None:
                 self._looks.popleft()
             self.tell(record)
@@ -290,21 +262,14 @@ class LogFile:
             raise
 
     def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """Return the record of a `fit` that begins or resumes at `step`.
-
-        If the file already holds later steps of the run, the entry `again_until` is the last of them.  The `fit` logs
-        these steps once more.
-        """
+        """Return the record of a `fit` from `step` on; `again_until` is the last step that it logs once more."""
         record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
         again = {"again_until": self.there} if self.there > step else {}
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         return record | again | {"time": now}
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write one record as one line.
-
-        After an interrupt the caller may write the last record again.  Skip it if a part of its line is in the file.
-        """
+        """Write a record as one line.  Skip the last record if it comes again, as it may after an interrupt."""
         key, place = (record["event"], record.get("step")), self._file.tell()
         if key == self._last[0] and place != self._last[1]:
             return
@@ -350,10 +315,7 @@ def _finite(node: Any) -> Any:
 
 
 class ProgressLine:
-    """Progress line on standard error.
-
-    The line shows an upper bound of epsilon as soon as a thread has computed the plan's table of epsilon.
-    """
+    """Progress line on standard error, with an upper bound of epsilon once a thread has computed the plan's table."""
 
     def __init__(self, plan: Plan, there: int, show: bool | None) -> None:
         self._plan = plan
@@ -367,10 +329,7 @@ class ProgressLine:
             self._progress.update(step, self._epsilon(step))
 
     def _epsilon(self, step: int) -> str:
-        """Return the part of the line that states epsilon after `step` steps; "" while the table is not computed.
-
-        If no thread computes the table yet, start one.
-        """
+        """Return the text about epsilon after `step` steps; "" until a thread, started here, has the table."""
         if self._plan.has_curve:
             return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
         if self.table is None and step < self._plan.steps:
@@ -389,10 +348,7 @@ class ProgressLine:
 
 
 class _Table:
-    """Table of upper bounds of epsilon by step, which a thread computes.
-
-    The bound at a step covers what the runs in `held` have spent, and the steps of `plan` from `first` to this step.
-    """
+    """Upper bounds of epsilon by step, from a thread.  They cover `held`, and the steps of `plan` from `first` on."""
 
     def __init__(self, plan: Plan, first: int = 0, held: Held | None = None) -> None:
         self._plan, self._first, self._held = plan, first, held
@@ -403,7 +359,6 @@ class _Table:
     def at(self, step: int) -> TablePoint:
         """Return the point of the table after `step` steps.  The first call starts the thread that fills the table."""
         if self._thread is None:
-            # not a daemon thread: the interpreter waits for it at exit, so that the exit cuts off no compilation
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
             self._thread.start()
         return TablePoint(self, step)
@@ -453,10 +408,7 @@ class _Table:
                 self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
 
     def _put(self, found: list[tuple[int, float]]) -> None:
-        """Fill the table with `found`, a list of (step, upper bound of epsilon).
-
-        A bound at a step holds at all earlier steps, too, so each step gets the least bound at this or a later step.
-        """
+        """Fill the table from pairs (step, bound).  A bound holds at earlier steps, too; each gets the least."""
         found = sorted(found)
         least = np.minimum.accumulate([upper for _, upper in found[::-1]])[::-1]
         self._uppers = [step for step, _ in found], least.tolist()
@@ -470,10 +422,7 @@ class TablePoint(NamedTuple):
 
 
 class EpsilonSoFar:
-    """Upper bounds of epsilon during one `fit`.
-
-    A bound is looked up in a table, at a step whose bound covers all releases so far.
-    """
+    """Upper bounds of epsilon during one `fit`, each from a table's step whose bound covers all releases so far."""
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:
         self.plan, self._ledger = plan, ledger
@@ -489,10 +438,7 @@ class EpsilonSoFar:
         self._tables = [*([_Table(plan)] if self._of_plan else []), _Table(plan, step, held)]
 
     def point(self, step: int, stretches: tuple[Stretch, ...]) -> TablePoint | None:
-        """Return the point of a table at the first step, from `step` on, whose bound covers all releases so far.
-
-        Return None if no table has such a step.
-        """
+        """Return a table's first point, from `step` on, that covers all releases so far; None if none does."""
         # In the usual case the run has taken the first `end` steps of this plan, so releases need not be counted.
         if self._ledger is None and self._of_plan and len(stretches) == 1:
             plan, first, end, _ = stretches[0]

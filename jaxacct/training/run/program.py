@@ -1,7 +1,6 @@
 """Compiles a run's step, computes the digests from which the run's keys are derived, and loads batches of a Source.
 
-A *lineage* consists of the run's secret root key, and of digests of everything that led to a step
-(jaxacct/training/step/README.md, "Keys").
+A *lineage* is a run's secret root key, with digests of all that led to a step (training/step/README.md, "Keys").
 """
 
 from __future__ import annotations
@@ -80,22 +79,17 @@ class Program:
         self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
-        """Set the lineage, the digests of program and data, and `session`.
-
-        The keys of the steps are derived from the lineage and these digests.
-        """
+        """Set the lineage and the digests of program and data, from which keys are derived, and `session`."""
         self.carried, self._later = carried, deque[Prepared]()
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data
         form = key_derivation.digest(repr((type(self).__name__, self._where.describe())).encode())
-        # `form` says how the data lie on devices.  Digests of data can be compared only if their forms are equal.  So
-        # if the steps before had another form, do not compare the data with the data of those steps.
+        # `form` says how the data lie on devices; digests of data can be compared only if their forms are equal
         self._cut = form + data
         require_kept("data", before.pass_cut[:32] != form or before.pass_cut == self._cut)
         if self.frozen is not None:  # the digest has only shapes and dtypes of the frozen arrays: add their values
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
-        # The program gets the noise of `adaptive` and `private_loss` as arguments, so its digest does not cover these
-        # two settings.  `session` covers them here.
+        # the program's digest does not cover these two settings, whose noise is an argument of the program
         beside = repr((self._rule.adaptive, self._rule.private_loss)).encode()
         # If a run resumes from a checkpoint with an equal session, it repeats the steps after the checkpoint exactly.
         self.session = key_derivation.digest(self._digest, self._data, self._plan.to_json().encode(), beside)
@@ -112,17 +106,11 @@ class Program:
         self._compiled = programs.kept_step(lowered, self._digest.hex(), devices, trial)
 
     def prepared(self, line: Lineage, step: int) -> Prepared:
-        """Return step number `step`, which follows the lineage `line`, ready to be noted in the ledger and run.
-
-        Call this method for the steps in order.
-        """
+        """Return step `step` after the lineage `line`, ready to be run.  Call this for the steps in order."""
         return self._later.popleft() if self._later else self._anew(line, step)
 
     def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
-        """Return the keys of the steps `step` to `step + count - 1`.  `line` is the lineage before step `step`.
-
-        Later calls of `prepared` return the same keys.
-        """
+        """Return the keys of `count` steps from `step` on, after the lineage `line`.  `prepared` will use them."""
         for number in range(step + len(self._later), step + count):
             self._later.append(self._anew(self._later[-1].line if self._later else line, number))
         return [each.key for each in islice(self._later, count)]
@@ -132,10 +120,7 @@ class Program:
         return Prepared(after, key, self._numbers(step, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run one step.  The step overwrites the arrays of ``carried``.
-
-        If the run has a ledger, the step's entry must be in the ledger before this call.
-        """
+        """Run one step, which the run's ledger, if any, must already have.  It overwrites the arrays of ``carried``."""
         with _sending():
             return self._compiled(carried, key.words, key.pass_words, self._whole, settings, self.frozen)
 
@@ -143,34 +128,22 @@ class Program:
         """Do nothing: only a streamed program has threads to end."""
 
     def keeps_after(self, error: BaseException) -> bool:
-        """Return whether to write a checkpoint after an error: False.
-
-        No new one is needed, since a run that resumes from the last checkpoint repeats the later steps exactly.
-        """
+        """Return whether to write a checkpoint after an error: False, as a resumed run repeats the steps."""
         return False
 
     @property
     def goes_on_as(self) -> bytes:
-        """Value for the field `session` of a checkpoint that is written after an error.
-
-        A run that resumes from the checkpoint and has the same session repeats the steps after the checkpoint.
-        """
+        """The field `session` of a checkpoint that is written after an error."""
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether this run repeats the steps after the checkpoint `found` exactly.
-
-        The checkpoint must have this program's session.  It must have a ledger if `ledger` is True, and otherwise none.
-        """
+        """Return whether this run repeats the steps after `found` exactly: same session, both or none with a ledger."""
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger
 
     def advance(self, line: Lineage, step: int) -> tuple[Lineage, StepKey, str]:
-        """Given the lineage before a step, return the lineage after the step, and the step's keys.
-
-        Also return the fingerprint of the step's pass or round; "" if the batch rule has neither.
-        """
+        """Return the lineage after a step, the step's keys, and its pass's or round's fingerprint ("" if none)."""
         segment, begins, place, cut = self._plan.at(step), -1, 0, b""
         if self._plan.sampling in BY_PASS:
             begins = self._plan.pass_of(step)[1]
@@ -182,8 +155,7 @@ class Program:
         taps = self._plan.taps(step)
         if self._plan.rates_digest is not None:  # the rates decide the draw, so they enter the key
             settings = (*settings, self._plan.rates_digest)
-        # The weights `taps` of the correlated noise enter the key.  If two releases had one key but different
-        # weights, the two together would reveal the noise.
+        # so do the weights of correlated noise: two releases with one key and different weights would reveal the noise
         if taps is not None:
             settings += tuple(np.asarray(weights).tolist() for weights in taps)
         groups = self._plan.batches if self._plan.sampling == ORDER else self._plan.groups
@@ -199,10 +171,7 @@ class OtherExamples(InputError):
 
 
 class Batch(NamedTuple):
-    """Loaded batch of a step, filled up to whole micro-batches.
-
-    A place of the batch holds one member (a record or a user), or is empty.
-    """
+    """Loaded batch, filled up to whole micro-batches.  A place holds one member (a record or a user), or is empty."""
 
     leaves: list[np.ndarray]  # one row for each place: a record, or the examples that a user contributes
     weights: np.ndarray | None  # the weight of each example of each user; None if the members are records
@@ -211,14 +180,7 @@ class Batch(NamedTuple):
 
 
 class Streamed(Program):
-    """Program for one plan, state and source.
-
-    `begin` compiles the program, and starts the threads that load batches.  `close` ends the threads.
-
-    If the last checkpoint has the session of this program, the steps after the checkpoint draw the same records as
-    before.  The ledger then shows whether the source also gives the same examples as before.  In all other cases fresh
-    random bits enter the lineage, so that every step makes new draws.
-    """
+    """Program for one plan, state and source.  `begin` starts the threads that load batches, and `close` ends them."""
 
     # A step leaves its argument arrays intact.  So after an interrupt within a step, the state before it can be saved.
     overwrites = False
@@ -258,6 +220,8 @@ class Streamed(Program):
         self._repeats = ledger and source.repeats
         if not self._repeats:
             self.session = key_derivation.digest(self.session, where.processes.tell(secrets.token_bytes(16)))
+        # Steps draw the same records as before only in the checkpoint's session, where the ledger shows whether the
+        # source gives the same examples.  Otherwise fresh random bits make all draws new.
         if found is None or found.session != self.session:
             self.line = key_derivation.anew(self.line, where.processes.tell(secrets.token_bytes(16)))
         self._stop = threading.Event()
@@ -306,17 +270,11 @@ class Streamed(Program):
 
     @property
     def goes_on_as(self) -> bytes:
-        """Value for the field `session` of a checkpoint that is written after an error.
-
-        The value is b"" if a run that resumes from the checkpoint cannot repeat the later steps exactly.
-        """
+        """The field `session` after an error; b"" if a resumed run cannot repeat the later steps exactly."""
         return self.session if self._repeats else b""
 
     def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:
-        """Draw and load the batches of steps `step` to `until - 1`, and yield these steps.
-
-        The batch is loaded before the key of the step's noise is derived, since this key depends on the batch.
-        """
+        """Yield steps `step` to `until - 1` with their loaded batches, on which the keys of their noise depend."""
         with ThreadPoolExecutor(self._source.workers, "jaxacct source") as pool:
             for number in range(step, until):
                 line, key, partition = self.advance(line, number)
@@ -328,10 +286,7 @@ class Streamed(Program):
                 yield Prepared(line, key, settings, partition, batch)
 
     def _load(self, pool: ThreadPoolExecutor, words: Any, who: np.ndarray) -> Batch:
-        """Load the examples of the records or users whose numbers are `who`.
-
-        Users without examples are left out of the batch, since they add nothing to its sum.
-        """
+        """Load the examples of the records or users `who`.  Leave out users without examples: they add nothing."""
         most, layout, weights = self._rule.examples_per_user or 1, self._source.layout, None
         if self._users is not None:
             who = who[self._users[2][who] > 0]
@@ -352,10 +307,7 @@ class Streamed(Program):
         return Batch(leaves, weights, indices, np.arange(rows) < who.size)
 
     def _fill(self, pool: ThreadPoolExecutor, numbers: np.ndarray, leaves: list[np.ndarray]) -> None:
-        """Load the examples `numbers` into the first rows of the arrays `leaves`.
-
-        Each worker loads an equal share of the examples.
-        """
+        """Load the examples `numbers` into the first rows of `leaves`, an equal share by each worker."""
         failed = threading.Event()
 
         def share(ends: tuple[int, int]) -> None:
@@ -402,10 +354,7 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
 
 
 class Ahead(Generic[Item]):
-    """Takes the items of a generator in order, while a thread computes up to `depth` items in advance.
-
-    If the generator raises an error in the thread, `take` raises this error.
-    """
+    """Items of a generator, up to `depth` of them made in advance by a thread.  `take` raises the thread's errors."""
 
     def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
         self._items, self._stop = items, stop

@@ -1,7 +1,4 @@
-"""Keeps the ledger of one run open and writes the run's steps into it (README.md of this folder).
-
-It also decides whether a run may go on with a plan after what it has spent under earlier plans.
-"""
+"""Keeps one run's ledger open, writes the run's steps into it, and decides whether the run may go on with a plan."""
 
 from __future__ import annotations
 
@@ -31,34 +28,22 @@ _NOTING = 0.05
 
 
 class RunLedger:
-    """The open ledger of a run.  Only the first process writes into the ledger.
-
-    own : whether `close` closes the ledger.
-    mark : the state of the ledger after this run's last entry.
-    most : the largest number of steps that one call of `note` writes.
-    """
+    """Open ledger of a run, into which only the first process writes.  `own` says whether `close` closes the ledger."""
 
     def __init__(self, processes: Processes, ledger: Ledger | None, own: bool, mark: Mark, most: int) -> None:
         self.ledger = ledger  # None except in the first process
+        # `_most`: the most steps that one `note` writes; `_mark`: the ledger after this run's last entry
         self._processes, self._own, self._most, self._mark = processes, own, most, mark
         self._last = 0.0, 0.0, 1  # when the last `note` ended, how many seconds it took, how many steps it wrote
 
     def mark(self) -> Mark:
-        """Return the mark of the ledger's present state.
-
-        If the run has several processes, return the mark of the ledger's state after this run's last entry instead.
-        """
+        """Return the ledger's present mark; with several processes, its mark after this run's last entry."""
         if self._processes.count == 1 and self.ledger is not None:
             return self.ledger.mark()._replace(run=self._mark.run)
         return self._mark
 
     def note(self, plan: Plan, step: int, now: Prepared, program: Program) -> int:
-        """Write step `step` into the ledger if the budget allows it or the ledger already has it.
-
-        Return how many steps were written, 0 if the budget does not allow `step`.  Every process returns only once the
-        entries are on the disk.  To spend at most the share `_NOTING` of the run's time on writing, this call may also
-        write some of the steps after `step`.
-        """
+        """Write steps from `step` on that the budget allows; once on disk, return their number in all processes."""
 
         def noted() -> int:
             begin, (last, seconds, steps) = time.perf_counter(), self._last
@@ -73,27 +58,18 @@ class RunLedger:
         return self._decided(noted)
 
     def seen(self, plan: Plan, step: int, looked: bool) -> None:
-        """Write into the ledger that somebody is about to see outputs of this run, after `step` steps.
-
-        looked : whether a callback has asked for the outputs, as in `Ledger.seen`.
-        """
+        """Write that outputs after `step` steps are about to be seen; `looked`: a callback has asked for them."""
         self._decided(lambda: self._write_seen(plan, step, looked))
 
     def _decided(self, write: Callable[[], int | None]) -> int:
-        """Call `write` in the first process, and return its result in all processes (0 for None).
-
-        Also set `_mark` in all processes to the ledger's mark after the call.
-        """
+        """Call `write` in the first process; in all, return its result (0 for None) and set the new `_mark`."""
         told = lambda: json.dumps([write(), self._mark.lines, self._mark.head]).encode()
         answer, lines, head = json.loads(self._processes.decide(told))
         self._mark = self._mark._replace(lines=lines, head=head)
         return answer or 0
 
     def stopped_early(self, plan: Plan, step: int) -> None:
-        """Write into the ledger that the early-stop rule has ended the run after `step` steps.
-
-        From then on the whole plan counts as spent, and the rule is not asked again.
-        """
+        """Write that the early-stop rule ended the run after `step` steps.  The whole plan is then spent."""
 
         def write() -> None:
             with self._own_run(plan) as ledger:
@@ -103,17 +79,11 @@ class RunLedger:
 
     @property
     def ended(self) -> int | None:
-        """Number of steps after which the early-stop rule has ended this run; None if it has not.
-
-        Plans with an early stop run in a single process, so this process has the ledger.
-        """
+        """Number of steps after which the early-stop rule has ended this run (of one process); None if it has not."""
         return None if self.ledger is None else self.ledger.runs[self._mark.run].ended
 
     def cut_off(self, plan: Plan, step: int) -> None:
-        """Write into the ledger that an error ends the run after `step` steps.
-
-        The first process does not wait for the other processes, since the error may not have occurred in them.
-        """
+        """Write that an error ends the run after `step` steps, without waiting for processes without the error."""
         if self.ledger is not None:
             self._write_seen(plan, step, looked=False)
 
@@ -126,10 +96,7 @@ class RunLedger:
 
     @contextlib.contextmanager
     def _own_run(self, plan: Plan) -> Iterator[Ledger]:
-        """Lock the ledger while the caller writes an entry of this run.  Afterwards set `_mark` to the new mark.
-
-        If the plan in the ledger has another batch rule than `plan`, first write `plan` into the ledger.
-        """
+        """Lock the ledger for an entry of this run under `plan`'s batch rule; then set `_mark` to the new mark."""
         assert self.ledger is not None
         with self.ledger.lock:
             # A callback or a thread may have made another run the current run.
@@ -154,13 +121,9 @@ def open_run_ledger(
     by: str,
     note_ahead: int | None,
 ) -> RunLedger | None:
-    """Open the ledger in the first process, and make the state's run the ledger's current run.
-
-    Return None in every process if the first process was given no ledger.
-    """
-    # A step in the ledger counts as spent even if it is not taken.  So one write enters at most 1% of the plan's steps.
-    # If a whole pass is one release, a step that is entered but not taken could raise the cost of the pass.  One write
-    # then enters only one step.
+    """Open the ledger in the first process, the state's run as its current one.  Return None in all if it has none."""
+    # A step in the ledger counts as spent even if it is not taken.  So one write enters at most 1% of the plan's steps,
+    # and only one step if a whole pass is one release, whose cost a step that is not taken could raise.
     share = 1 if plan.sampling in BY_PASS else max(plan.steps // 100, 1)
     most = share if note_ahead is None else min(share, note_ahead)
     opened: Ledger | None = None
@@ -177,12 +140,7 @@ def open_run_ledger(
 
 
 def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partition: str | None) -> int:
-    """Write steps from `step` on, one for each key in `keys`, into the ledger.  Return how many steps were written.
-
-    No step is written if the budget has no room for the first step.  Only the first step is written in three cases: the
-    budget has no room for all steps, the ledger already has the first step, or the first step changes the promised end.
-    After outputs were seen, all steps before the promised end count as spent (`Ledger.another_way`).
-    """
+    """Write steps from `step` on, one for each key, and return how many; 0 if the budget has no room for the first."""
     require_same_rows(ledger, step, keys[0])
     entries = [
         (number, key.key_fingerprint, key.batch_fingerprint, *plan.at(number)[2:4])
@@ -190,6 +148,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partit
     ]
     there = ledger.step_entry(*entries[0], partition) in ledger.runs[ledger.run].seen
     until = None if there else ledger.another_way(step, partition)
+    # after outputs were seen, all steps before the promised end are spent; a step that moves this end is alone
     count = 1 if there or until is not None else len(entries)
     if not there and not plan.allows(ledger, step, partition, count):
         if count == 1 or not plan.allows(ledger, step, partition):
@@ -203,11 +162,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partit
 
 
 def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[Any], bytes]) -> Checkpoint | None:
-    """Return the last checkpoint of a folder, or None if the folder has none.
-
-    Raise InputError if the state is of another run or step than the checkpoint.  But accept any state at step 0 that
-    has spent nothing.
-    """
+    """Return the last checkpoint or None.  Refuse a state of another run or step, unless at step 0, nothing spent."""
     number = store.latest()
     if number is None:
         return None
@@ -235,10 +190,7 @@ def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> N
 
 
 def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | None) -> bytes:
-    """Raise InputError if the history's spending is in a ledger, and `ledger` is None or a path without a file.
-
-    Otherwise return b"", since `Processes.decide` sends bytes.
-    """
+    """Refuse a missing `ledger` if the history has spending in one.  Return b"", for `Processes.decide`."""
     mark = history.ledger
     if mark is None:
         return b""
@@ -250,10 +202,7 @@ def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | N
 
 
 def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
-    """Raise InputError if one of `others` differs from `plan` in its neighbouring relation or in its unit.
-
-    The unit is what neighbouring data sets differ in: a record or a user.
-    """
+    """Raise InputError if one of `others` has another relation or unit (record or user) than `plan`."""
     contents.one_unit(plan, others)
     contents.one_relation(plan.relation, others)
 
@@ -261,10 +210,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 def open_ledger(
     ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
 ) -> tuple[Ledger | None, bool]:
-    """Return (ledger, whether this call has opened it); return (None, False) without a ledger.
-
-    Afterwards the state's run is the ledger's current run, and the ledger holds everything that the run has spent.
-    """
+    """Return the ledger after `_settle`, and whether this call has opened it; (None, False) without a ledger."""
     require_ledger(state.history, ledger)
     if ledger is None:
         return None, False
@@ -287,10 +233,7 @@ def open_ledger(
 
 
 def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> None:
-    """Make `name` the current run of a ledger, and write the run's plan into the ledger.
-
-    Also write what the run has spent without a ledger.  Raise InputError if the run may not go on with the plan.
-    """
+    """Make `name` the current run; write its plan, and its spending so far.  Refuse a plan that may not follow."""
     mark, stretches = state.history.ledger, state.history.stretches
     if mark is not None:
         if mark.run != name:
@@ -339,10 +282,7 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
 
 
 def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
-    """Warn how many steps of a new run the budget allows, if other runs of the ledger have spent part of the budget.
-
-    Raise InputError if the budget allows no step.
-    """
+    """Warn how many steps of a new run fit if other runs have spent part of the budget; refuse if none fits."""
     others = [ledger.runs[each] for each in contents.counted(plan, ledger, name)]
     steps, more = sum(spent.steps + spent.torn for spent in others), sum(len(spent.noted) for spent in others)
     if not steps + more or state.step >= plan.steps:
@@ -358,12 +298,7 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
 
 
 def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State, seen: bool) -> None:
-    """Raise InputError if a run may not go on with `plan`.
-
-    before : the run's earlier plans.
-    spent : everything that counts against the plan's target or filter.
-    seen : whether callbacks have looked at the run's outputs.
-    """
+    """Refuse `plan` if it may not follow the run's plans `before` and `spent`, all that counts against the plan."""
     if any(
         one.repetitions is not None and (one.repetitions, one.candidates) != (plan.repetitions, plan.candidates)
         for one in before
@@ -391,10 +326,7 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
 
 
 def last_step_in_budget(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:
-    """Return the first step that the budget of a run without a ledger does not allow, or `plan.steps`.
-
-    partition : the fingerprint of the next step's pass or round; "" if the batch rule has neither.
-    """
+    """Return the first step that the budget of a run without a ledger does not allow, or `plan.steps`."""
     before, step = [one.plan for one in stretches], state.step
     require_same_relation(plan, before)
     contents.one_filter(plan, before)
