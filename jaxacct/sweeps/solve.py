@@ -37,7 +37,6 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
     "sampling_probability": noise_rate_steps.calibrate_sampling_probability,
     "steps": noise_rate_steps.calibrate_steps,
 }
-"""For each calibrated quantity, the function that solves for it."""
 BASES_AT_ONCE = 16
 """Largest number of base runs (the runs that selections repeat) that are solved together; each profile takes 2 MB."""
 USUAL = "usual"
@@ -53,20 +52,16 @@ class FailedRows(UserWarning):
 
 
 class Settings(NamedTuple):
-    """Settings with which every row of a sweep is solved."""
-
     relation: str
     engine: str
     rtol: float
     backend: str  # "auto" is already resolved, so that slices and resumed runs use one backend
 
     def relation_of(self, sampling: str) -> str:
-        """Return the neighbouring relation of the rows whose batch rule is `sampling`."""
         return usual_relation(sampling) if self.relation == USUAL else self.relation
 
 
 def settings(grid: Grid, relation: str | None, engine: str, rtol: float, backend: str) -> Settings:
-    """Return the settings of a sweep; refuse settings with which the grid cannot be solved."""
     usual = {usual_relation(word or "poisson") for word in np.unique(grid.inputs.get("sampling", ["poisson"]))}
     word = relation or usual.pop()
     chosen = options(relation=word, engine=engine, rtol=rtol, backend=backend)
@@ -95,10 +90,7 @@ def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = Fa
 def _answer_or_failed(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, size: int, alone: bool
 ) -> dict[str, Any]:
-    """Return the answers. A row whose solution raises an error is marked "failed".
-
-    If all rows raise InputError, raise the first one. A single row raises only if it is the whole sweep (`alone`).
-    """
+    """Return answers. Rows that raise are "failed"; if all raise InputError, raise it (a single row: if `alone`)."""
     failures: list[tuple[int, Exception]] = []
     # a failed row gets the trivial bracket of epsilon or delta, which always holds; a failed calibration gets NaN
     ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
@@ -131,7 +123,7 @@ def _answer_or_failed(
 
 
 def _answer(quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings) -> dict[str, Any]:
-    """Return columns of answers for rows that ask for one quantity. Rows that are `alike` are solved in one call."""
+    """Return the columns of the answers. Rows that are `alike` are solved in one call."""
     pieces = []
     for rule, rows in alike(inputs):
         some, relation = _rows(inputs, rows), chosen.relation_of(rule["sampling"])
@@ -158,7 +150,6 @@ def _joined(pieces: Sequence[tuple[np.ndarray, Mapping[str, Any]]]) -> dict[str,
 
 
 def columns_of(bounds: Bounds) -> dict[str, Any]:
-    """Return bounds as columns of a table."""
     words = {name: _shared(np.asarray(getattr(bounds, name))) for name in WORDS}
     return {name: getattr(bounds, name) for name in ANSWER} | words
 
@@ -237,7 +228,7 @@ def _calibrated(inputs: Mapping[str, np.ndarray], quantity: str, rule: Mapping[s
     names = [name for name in ("target_epsilon", "target_delta", *RISK_RULES) if name in inputs]
     given = ~np.isnan(np.stack([inputs[name] for name in names]))
     pieces = []
-    for pattern in np.unique(given, axis=1).T:  # rows with the same kinds of targets are solved together
+    for pattern in np.unique(given, axis=1).T:
         rows = np.flatnonzero((given == pattern[:, None]).all(axis=0))
         targets = {name: inputs[name] for name, there in zip(names, pattern, strict=True) if there}
         found = _CALIBRATIONS[quantity](**_rows(targets | known, rows), **settings, **rule)
@@ -249,7 +240,7 @@ def _calibrated(inputs: Mapping[str, np.ndarray], quantity: str, rule: Mapping[s
 
 def law_of_k(word: str, numbers: Mapping[str, Any]) -> Law:
     """Return the law of K (the random number of repetitions) that a grid calls `word`; `numbers` has its parameters."""
-    from jaxacct import selection  # a slow import that rows without repetitions do not need
+    from jaxacct import selection
 
     given = [numbers[field] for field in LAWS[word]]
     law: Law = getattr(selection, word.title().replace("_", ""))(*given)  # "point_mass" is PointMass

@@ -27,11 +27,8 @@ TEXT = ("name", "quantity", "sampling", "repetitions", "relation", *WORDS)
 WHOLE = (*COUNTS, "epochs")
 """Columns whose whole numbers are written without a decimal point."""
 ENDINGS = (".csv", ".parquet")
-"""File endings of a result."""
 REPLACE = "replace it with --overwrite (overwrite=True)"
-"""Remedy that the error message gives if the result file exists already."""
 ROWS_PER_PIECE = 8192
-"""Number of rows that are turned into text, or into a Parquet row group, at a time: a few megabytes of text."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +37,7 @@ class Table:
 
     Columns of numbers are float64, all others hold text.  `lower`, `estimate` and `upper` bracket the epsilon or delta
     of the row.  In a calibrated row they bracket what the target limits (epsilon or another risk) at the solved value.
-    An input that does not apply is NaN.  The answer of an infeasible configuration is NaN, too, and the column `status`
-    gives the reason.
+    NaN stands for an input that does not apply, or for an answer that does not exist; `status` then gives the reason.
 
     Parameters
     ----------
@@ -65,7 +61,6 @@ class Table:
         return f"Table({len(self)} rows: {', '.join(self.columns)})"
 
     def _repr_html_(self) -> str:
-        """Return the first rows as HTML: bracket ends rounded outward to 6 digits, solved values with all digits."""
         rows, rest = markup.cut(len(self))
         title = f"Sweep, {len(self):,} {'row' if len(self) == 1 else 'rows'}"
         head = self.take(slice(0, len(rows)))
@@ -135,8 +130,8 @@ class Table:
     def to_xarray(self) -> Foreign:
         """Return the table as an xarray.Dataset with a labelled axis for every input that varies (needs xarray).
 
-        Inputs that do not vary are scalar coordinates.  Inputs that follow from other inputs (steps from epochs) are
-        coordinates along all axes.  Raises InputError unless the rows are all combinations of input values, each once.
+        Other inputs are scalar coordinates, or coordinates along all axes if they follow from inputs that vary (steps
+        from epochs).  Raises InputError unless the rows are all combinations of the inputs' values, each once.
 
         >>> from jaxacct.sweeps import sweep
         >>> t = sweep({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": [1, 4], "delta": 1e-5})
@@ -160,7 +155,6 @@ class Table:
         return xarray.Dataset(data, coordinates)
 
     def _pieces(self) -> Iterator[Table]:
-        """Yield the rows, a few thousand at a time."""
         return (self.take(slice(start, start + ROWS_PER_PIECE)) for start in range(0, len(self), ROWS_PER_PIECE))
 
 
@@ -193,7 +187,6 @@ def read_table(path: str | os.PathLike[str] | Foreign) -> Table:
 
 
 def blank(names: tuple[str, ...], size: int) -> Table:
-    """Return a table of empty cells."""
     return Table({name: np.full(size, "", object) if name in TEXT else np.full(size, np.nan) for name in names})
 
 
@@ -204,12 +197,10 @@ def fill(table: Table, rows: np.ndarray, piece: Table) -> None:
 
 
 def write(table: Table, path: Path) -> None:
-    """Write a table to a file: as Parquet if the file's name ends in .parquet, else as CSV."""
     (table.to_parquet if path.suffix.lower() == ".parquet" else table.to_csv)(path)
 
 
 def _as_list(column: np.ndarray) -> list[Any]:
-    """Return the cells of a column as a list.  NumPy dates and strings become text."""
     return column.tolist() if column.dtype.kind in "fiubO" else [str(cell) for cell in column]
 
 
@@ -222,7 +213,6 @@ def _cell(name: str, value: Any, quantity: str) -> str:
 
 
 def layout(grid: Grid) -> tuple[str, ...]:
-    """Return the columns of a grid's result: name, quantity, inputs, relation, bracket, kind, status and engine."""
     solved = [quantity for quantity in INPUTS if quantity in grid.quantity and quantity not in ("epsilon", "delta")]
     inputs = [field for field in INPUTS if field in grid.inputs or field in solved]
     name = ["name"] if any(grid.name) else []
@@ -268,7 +258,6 @@ def place(columns: Mapping[str, np.ndarray], axes: Mapping[str, np.ndarray]) -> 
 
 
 def solved_for(columns: Mapping[str, np.ndarray]) -> list[str]:
-    """Return the quantities for which the rows are solved, in the order of `QUANTITIES`."""
     return [quantity for quantity in QUANTITIES if quantity in set(columns["quantity"])]
 
 
@@ -280,7 +269,6 @@ def out_path(out: object, named: str = "the result, such as 'result.csv'") -> Pa
 
 
 def refuse_existing(path: Path, remedy: str = REPLACE) -> None:
-    """Refuse to write over an existing file."""
     if path.exists():
         raise InputError(f"{path}: is there already; {remedy}, or give another name")
 
@@ -311,7 +299,7 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
         reader = csv.reader(file, strict=True)
         names = next(reader, [])
         for place, name in enumerate(names):
-            if name in names[:place]:  # a dict can hold only one column of each name
+            if name in names[:place]:
                 raise ValueError(f"column {shown(name)} appears twice")
         columns: list[list[Any]] = [[] for _ in names]
         known: dict[str, str] = {}

@@ -1,7 +1,6 @@
-"""Private training: plans of the privacy to spend, ledgers of the privacy spent, and the training steps.
+"""Private training: plans of the privacy to spend, ledgers of the privacy spent, and the training steps (README.md).
 
-The subpackages and their imports are described in jaxacct/training/README.md.  A name is imported when it is first
-used.  Only code that needs flax, optax or orbax imports them.
+A name is imported when it is first used.  Only code that needs flax, optax or orbax imports them.
 """
 
 from typing import TYPE_CHECKING

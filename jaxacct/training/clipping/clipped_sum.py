@@ -20,22 +20,21 @@ from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses
 from jaxacct.training.clipping.traces import computed_once, trace, unfolded_true
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
-"""Allowed clip norms.  In this range the norm, its square, and noise in proportion to it are normal float32 numbers."""
+"""In this range a clip norm, its square, and noise in proportion to it are normal float32 numbers."""
 DEVIATION = Constraint("use an ordinary {name}, such as 1.0", 1e-10, 1e10)
 """Range of (standard deviation of the noise)/(sensitivity).  Outside it float32 may give no noise, or NaN."""
-METHODS = ("auto", "vmap", "ghost")  # ways of finding norms; `clipped_sum` defines each
+METHODS = ("auto", "vmap", "ghost")
 
 
 class Clipped(NamedTuple):
-    """Sum of clipped gradients, and two counts that are *not* private and must never be published.
+    """Sum of clipped gradients, and two counts.  None of the three is private, so never publish them.
 
     Parameters
     ----------
-    total : a pytree like the parameters, of float32 or wider.  It is the sum before noise, and so not private either.
-    clipped : number of examples whose gradient was longer than the clip norm.  With several clip norms: number of
-        examples with a part of the gradient longer than that part's clip norm.
-    not_finite : number of examples that contribute nothing.  The gradient of each has a NaN, an infinity or an overflow
-        in the parameter's dtype, or is more than 2^126 clip norms long.  With a NaN clip norm all examples are counted.
+    total : the sum before noise: a pytree like the parameters, of float32 or wider.
+    clipped : number of examples whose gradient, or a part of it with its own clip norm, was longer than the clip norm.
+    not_finite : number of examples that contribute nothing: the gradient has a NaN, an infinity or an overflow in the
+        parameter's dtype, or is longer than 2^126 clip norms.  If a clip norm is NaN: all with a gradient other than 0.
 
     >>> import jax.numpy as jnp
     >>> done = clipped_sum(jnp.dot, jnp.zeros(1), jnp.array([[2.0], [jnp.inf]]))
@@ -59,11 +58,9 @@ def clipped_sum(
 ) -> PyTree:
     """Return the sum over the batch of g_i min(1, C/|g_i|), with g_i the gradient of ``loss_fn(params, example_i)``.
 
-    Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``; replacing one moves it by at
-    most twice as much.  This holds with rounding included: each gradient has norm at most C as it enters the sum.
-    Gradients that are not finite contribute nothing and are counted.
-
-    The function can be called inside jit.  A traced clip norm of NaN or outside [2^-100, 2^100] makes the sum zero.
+    Adding or removing one example moves the sum by at most ``sensitivity(clip_norm)``, replacing one by at most twice
+    that.  Rounding is included: each gradient has norm at most C as it enters the sum, and is left out if not finite.
+    Inside jit, a traced clip norm of NaN or outside [2^-100, 2^100] makes the sum zero.
 
     Parameters
     ----------
@@ -71,13 +68,11 @@ def clipped_sum(
     params : pytree of floating-point arrays.
     batch : pytree of arrays with the examples along the first axis.
     mask : bool, shape (examples,); False leaves an example out (padding).  By default all examples take part.
-    clip_norm : C > 0, a number, or a pytree of numbers that is a prefix of the parameters.  Each part is then clipped
-        by itself, and the sensitivity is the root of the sum of the squared clip norms.
+    clip_norm : C > 0, or a pytree of such numbers that is a prefix of the parameters: each clips its part by itself.
     method : {"auto", "vmap", "ghost"}
         "vmap" keeps the gradient of each example in memory.  "ghost" computes norms from the inputs and cotangents of
-        products, convolutions and embeddings.  A parameter with any other use gets "vmap".  Before its use a
-        parameter may pass through casts, transpositions, reshapes, loops and checkpoints.  "auto" takes the cheaper of
-        the two methods for each parameter.  ``norm_methods`` returns its choice.  All methods agree up to rounding.
+        products, convolutions and embeddings; a parameter with any other use gets "vmap".  "auto" takes the cheaper of
+        the two for each parameter (see ``norm_methods``).  All methods agree up to rounding.
     has_aux : whether loss_fn returns (loss, aux), aux a pytree of numbers and arrays.
 
     Returns
@@ -86,8 +81,7 @@ def clipped_sum(
 
     Raises
     ------
-    InputError : one example could affect another's gradient, since the loss has unknown operations, uses random keys of
-        type rbg, or closes over records.
+    InputError : the loss could mix examples: it has unknown operations, uses rbg keys, or closes over records.
 
     References
     ----------
@@ -118,7 +112,6 @@ def clipped_sum(
 def _clipped_sum(
     loss_fn: Callable[[Any, Any], Any], params: Any, batch: Any, mask: Any, clip_norm: Any, method: str, has_aux: bool
 ) -> tuple[Clipped, Any]:
-    """Return the `Clipped` of checked arguments, and the sums of aux, which are () if the loss returns no aux."""
     leaves, structure = jax.tree_util.tree_flatten(params)
     norms, groups = grouped(clip_norm, params)
     examples = _batch_size(batch)
@@ -154,8 +147,7 @@ def _clipped_sum(
     rows_of = lambda bundle: [grads[i].reshape(examples, -1) for i in bundle]
     joined = [flat[0] if len(flat) == 1 else jnp.concatenate(flat, axis=1) for flat in map(rows_of, bundles)]
 
-    # For each part g of a gradient, `parts` holds (exponent E, a bound on (|g|/2^E)^2, whether g is surely finite).
-    # The first part is zeros, so that a part exists even if no parameter has a gradient.
+    # (E, a bound on (|g|/2^E)^2, whether g is surely finite) of each part g of a gradient; the first part is only zeros
     parts = [(jnp.full((1, examples), ghost.NOTHING), jnp.zeros((1, examples), dtype), jnp.ones((1, examples), bool))]
     parts += [tuple(a[None] for a in jax.vmap(_norm_squared)(g)) for g in joined]
     parts += [site.measured(each, dtype) for site, each in zip(sites, rows, strict=True)]
@@ -188,8 +180,7 @@ def _clipped_sum(
     starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
-    # `computed_once` makes a branch.  Without it the compiler would compute the weights again for each use below, and
-    # compile one slice for each place.  Weights and places share a branch, since on a GPU the host waits for a branch.
+    # The weights are computed once, and slices share compiled code.  One branch for both: a GPU's host waits for each.
     both = computed_once(true, lambda: (weights_of(), [np.int32(place) for place in places]))
     (weights, of_parts, keep, (clipped, not_finite)), data = both
     numbers = iter(data)
@@ -270,8 +261,7 @@ def norm_methods(
 
     Returns
     -------
-    dict : {path of the parameter: "ghost", "vmap", or "none" if the loss has no gradient with respect to it}.  Each
-        word has an attribute ``reason``, which says why the way is not "ghost"; it is empty for "ghost".
+    dict : {path of the parameter: "ghost", "vmap", or "none" (no gradient)}.  ``reason`` of a word: why not "ghost".
 
     >>> import jax.numpy as jnp
     >>> loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["kernel"] + params["bias"]))
@@ -293,7 +283,6 @@ def _kept(keep: Any, values: Any) -> Any:
 
 
 def _batch_size(batch: Any) -> int:
-    """Return the number of examples; raise InputError if the arrays of a batch have unequal lengths."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(batch)}
     if len(sizes) != 1 or () in sizes:
         raise InputError(f"batch has first axes {sorted(sizes)}, must all be equal; put the examples along the first")
@@ -319,7 +308,6 @@ def find_ways(loss_fn: Any, params: Any, example: Any, method: str) -> tuple[Wri
 
 
 def _way(leaf: int, value: Any, uses: Uses, method: str) -> Any:
-    """Return a parameter's `Site` if ghost norms are used for it; else return a `Way` with the reason why not."""
     if not uses.known and not uses.others:
         return Way("none", "the loss has no gradient with respect to it")
     if method == "vmap":
@@ -337,8 +325,7 @@ def sensitivity(clip_norm: PyTree) -> float:
 
     Parameters
     ----------
-    clip_norm : the clip norm C, or a pytree of clip norms C_i, one for each part of the parameters.  Each is between
-        1e-10 and 1e10.
+    clip_norm : C, or a pytree of C_i, one for each part of the parameters.  Each is between 1e-10 and 1e10.
 
     Returns
     -------

@@ -1,7 +1,6 @@
-"""Runs a function of one example for every example of a batch; refuses it if one example could affect another's result.
+"""Runs a function for every example of a batch, and refuses it if one example could affect another's result.
 
-The function is traced with one example, and the trace runs under vmap.  README.md of this folder,
-"Examples apart", has the three checks of the trace, with reasons and limits.
+README.md of this folder, "Examples apart", has the three checks, with reasons and limits.
 """
 
 from __future__ import annotations
@@ -26,13 +25,9 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import bind, contents, evaluate, inner_traces, is_key, words_of
 
 _LEAST_RUN = 16  # a constant that shares fewer consecutive simple rows with the data may do so by chance
-# A data array of at most `_ALL_BYTES` is compared whole.  Of a larger array or a Source only blocks are compared.
-_ALL_BYTES = 2**28
-_BLOCKS, _BLOCK_ROWS = 32, 64  # number of blocks, and number of rows in each block
-_OWN_BYTES = 12
-"""If a row of a constant equals a row of the data, the constant is said to hold data only if the row is not simple.
-A row is simple if its compressed form is less than this many bytes longer than a compressed row of zeros.
-"""
+_ALL_BYTES = 2**28  # a larger data array, or a Source, is compared only in blocks of rows
+_BLOCKS, _BLOCK_ROWS = 32, 64
+_OWN_BYTES = 12  # a row that compresses to fewer bytes than this above zeros is simple: it may equal data by chance
 _MOST_COLUMNS = 64  # data or a constant with at most this many columns are also compared column by column
 _GROUPS = {
     "elementwise": """
@@ -110,12 +105,11 @@ _UNKNOWN = (
     "is not known to give each example of a batch what it would get alone",
     "use operations of jax.numpy, jax.lax and jax.nn",
 )
-_ROWS = 3  # number of rows of the random batch on which `require_still_rows` runs a function
+_ROWS = 3
 _looked_at: set[bytes] = set()  # digests of the traces that passed `require_still_rows`
 
 
 def one_of(batch: Any) -> Any:
-    """Return shapes and dtypes of one example."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf)[1:], jnp.result_type(leaf)), batch)
 
 
@@ -135,7 +129,7 @@ def require_still_rows(name: str, traced: ClosedJaxpr) -> None:
     unknown = [const for const in traced.consts if not _is_known(const)]
     examples = [jax.ShapeDtypeStruct((_ROWS, *aval.shape), aval.dtype) for aval in traced.in_avals]
     if sum(math.prod(a.shape) * a.dtype.itemsize for a in (*unknown, *examples)) > 2**28:
-        return  # the arrays are too large for a trial run
+        return
     form = " ".join(str(getattr(const, "aval", np.shape(const))) for const in traced.consts)
     digest = hashlib.sha256(f"{traced.jaxpr} {form}".encode()).digest()
     if digest in _looked_at:
@@ -178,7 +172,6 @@ def _rows_stay(traced: ClosedJaxpr, examples: Sequence[Any], x64: bool) -> bool:
 
 
 def _quickly_compiled(lowered: Any) -> Any:
-    """Compile a program.  On CPUs compile it with few optimizations, unless this version of XLA lacks the options."""
     if jax.default_backend() == "cpu":
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
@@ -187,7 +180,6 @@ def _quickly_compiled(lowered: Any) -> Any:
 
 
 def _bits(outputs: Sequence[Any]) -> list[np.ndarray]:
-    """Return the bytes of each output, row by row."""
     return [np.asarray(words_of(a)).reshape(_ROWS, -1).view(np.uint8) for a in outputs]
 
 
@@ -197,7 +189,6 @@ def _is_known(const: Any) -> bool:
 
 
 def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> np.ndarray:
-    """Draw key data for keys, normal numbers for weight matrices, and else floats in [0.25, 1] or integers 0 and 1."""
     shape, dtype = aval.shape, aval.dtype
     if is_key(aval):
         return rng.integers(0, 2**32, (*shape, *_known_keys()[dtype][1]), np.uint32)
@@ -211,7 +202,6 @@ def _drawn(rng: np.random.Generator, aval: Any, weights: bool) -> np.ndarray:
 
 
 def _as_keys(values: Any, aval: Any) -> Any:
-    """Turn `values` into random keys if `aval` is an array of keys and `values` is their data; else return `values`."""
     if not is_key(aval) or is_key(values):
         return values
     return jax.random.wrap_key_data(values, impl=_known_keys()[aval.dtype][0])
@@ -239,7 +229,6 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
 
 
 def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
-    """Raise InputError if a variable is a random key of a type outside `_known_keys`."""
     for aval in (var.aval for var in variables):
         if is_key(aval) and aval.dtype not in _known_keys():
             raise InputError(
@@ -351,7 +340,6 @@ def _refusal(name: str, what: str) -> InputError:
 
 
 def _has_numbers(array: Any) -> bool:
-    """Return whether an array is numeric and its values are available in this process."""
     dtype = getattr(array, "dtype", None)
     plain = dtype is not None and (jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_))
     return plain and hasattr(array, "__array__") and _is_known(array)
@@ -409,7 +397,6 @@ class _Hashed:
 
     @functools.cached_property
     def runs(self) -> np.ndarray:
-        """Sorted hashes of all runs of `length` rows."""
         return np.sort(_runs(self.hashes, self.length))
 
 
@@ -420,7 +407,6 @@ def _meet(ours: _Hashed, theirs: _Hashed) -> bool:
         row, often = ours.rows[np.argmax(ours.hashes == one)], theirs.counts[np.searchsorted(theirs.once, one)]
         if 2 * often <= max(len(theirs.rows), 2) and not _is_progression(row) and _own_bytes(row) >= _OWN_BYTES:
             return True
-    # No single row shows that the constant holds data.  A shared run of consecutive rows can still show it.
     length, size = theirs.length, len(ours.rows)
     if not shared.size or length > min(len(theirs.rows), size):
         return False
@@ -430,12 +416,10 @@ def _meet(ours: _Hashed, theirs: _Hashed) -> bool:
 
 
 def _among(values: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Return for each value whether the sorted array `known` contains the value."""
     return known[np.searchsorted(known, values).clip(max=len(known) - 1)] == values
 
 
 def _hashed(rows: np.ndarray) -> np.ndarray:
-    """Return a 64-bit hash of the bytes of each row."""
     width = rows.shape[1] * rows.dtype.itemsize
     weights = np.random.default_rng(0).integers(0, 2**63, -(-width // 4), np.uint64) * np.uint64(2) + np.uint64(1)
     found = np.empty(len(rows), np.uint64)
@@ -472,6 +456,5 @@ def _own_bytes(values: np.ndarray) -> int:
 
 
 def _is_progression(row: np.ndarray) -> bool:
-    """Return whether a row is an arithmetic progression, such as a constant or a grid."""
     steps = np.diff(row.astype(np.float64) if row.dtype.kind != "c" else np.abs(row))
     return bool(len(steps) == 0 or np.all(np.abs(steps - steps[0]) <= 1e-4 * np.abs(steps[0])))

@@ -1,7 +1,6 @@
 """Finds the norm of each example's gradient from the uses of a parameter in the loss, without forming the gradient.
 
-The gradient is a sum of products of an operation's input and the cotangent of its output.  Both are computed with the
-loss and its gradient anyway.  Derivations, and bounds of all rounding: jaxacct/training/clipping/README.md, "Clipping".
+README.md of this folder, "Clipping", has the derivations and the bounds of all rounding errors.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ inlined = functools.partial(jax.jit, inline=True)  # traces a function once for 
 
 
 class Rows(NamedTuple):
-    """Rows x_t and dy_t of a gradient, which is the sum over t of x_t dy_t^T.
-
-    For a unit vector x_t, `number` holds the position of its 1, and `beside` holds dy_t.  The fields `x` and `dy` hold
-    all other x_t and their dy_t.  A field without rows is None.
-    """
+    """Rows x_t and dy_t of a gradient, which is the sum over t of x_t dy_t^T.  A field without rows is None."""
 
     number: Any  # the position of the 1 in each unit vector x_t, of shape (groups, rows)
     beside: Any  # the dy_t of the unit vectors, of shape (groups, rows, M)
@@ -41,7 +36,7 @@ class Rows(NamedTuple):
 class Site:
     """A parameter.  Each of its uses adds a sum of products x_t dy_t^T, of shape (groups, K, M), to its gradient."""
 
-    leaf: int  # the index of the parameter among the leaves of all parameters
+    leaf: int
     shape: tuple[int, ...]
     uses: tuple[tuple[Use, bool], ...]  # (use, whether x and dy swap roles, as for a transposed parameter)
     steps: tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]  # (size, stride) of the axes groups, K, M
@@ -142,8 +137,7 @@ class Site:
         additions = self.rows * (2 if x is None else 1) + 8
         length = jnp.sqrt(square + 2 * unit * slack) + 2 * additions * unit * jnp.sum(lengths)
         square = length**2
-        # Neither `length` nor `most` is below any entry of g/2^E: if one of the two is at most `largest`, no entry of g
-        # overflows.  A NaN or an infinity in any entry makes `square` NaN or infinite.
+        # No entry of g/2^E exceeds `length` or `most`.  A NaN or an infinity in any entry makes `square` not finite.
         largest = scaled(right.dtype.type(jnp.finfo(self.narrow).max), -top)
         return top, square, jnp.isfinite(square) & ((most <= largest) | (length <= largest))
 
@@ -195,10 +189,7 @@ def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
 
 @inlined
 def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
-    """Scale rows by powers of two.  Return the scaled rows x' and dy', E, and m = sum_t max|x'_t| max|dy'_t|.
-
-    The gradient is 2^E sum_t x'_t dy'_t^T.
-    """
+    """Return x, dy times powers of two (x', dy'), E with g = 2^E sum_t x'_t dy'_t^T, and sum_t max|x'_t| max|dy'_t|."""
     number, beside, x, dy = rows
     peak_of = lambda a: jnp.max(jnp.abs(a), axis=1)
     tops, parts = [], []
@@ -287,7 +278,6 @@ def _integer(dtype: Any) -> Any:
 
 
 def sum_squares(values: Any) -> Any:
-    """Sum the squares of all entries, block by block."""
     return blocked_sum(jnp.square(values))
 
 
@@ -307,5 +297,4 @@ def allowance(sizes: Sequence[int], dtype: Any) -> float:
 
 
 def block_levels(size: int) -> int:
-    """Return the number of levels of blocks in a sum of `size` terms."""
     return max(1, math.ceil(math.log(max(size, 2), BLOCK) - 1e-9))

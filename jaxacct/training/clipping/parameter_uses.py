@@ -1,14 +1,9 @@
 """Finds the uses of each parameter in a loss, and runs the loss so that it also returns the operands of these uses.
 
-The search follows each parameter through the trace of one example's loss: through casts, transpositions and reshapes,
-and into loops and checkpoints.  For an operation with a known gradient the search keeps a `Use`.  For any other
-operation it keeps only the name.  The trace holds every operation of the loss, so no use is missed.  Uses behind
-`stop_gradient` and uses in comparisons are left out, because no gradient passes through them.
-
-Let y = op(x, w) be an operation on a parameter w.  For some operations the gradient with respect to w is a sum of
-products of rows, sum_t x_t dy_t^T.  Each x_t is a row of x, or for a convolution a patch of x.  Each dy_t is a row of
-the cotangent of y.  A product with batch axes has one such sum for each index along these axes.  A tap is an array of
-zeros that is added to y.  So the gradient of the loss with respect to the tap is the cotangent of y.
+The trace of one example's loss holds every operation, so no use is missed.  A parameter w is followed through casts,
+transpositions, reshapes, loops and checkpoints to operations y = op(x, w).  For some of them the gradient with respect
+to w is sum_t x_t dy_t^T, with x_t the rows of x (patches for a convolution) and dy_t the rows of the cotangent of y.
+A tap is an array of zeros that is added to y: the gradient of the loss with respect to it is the cotangent of y.
 """
 
 from __future__ import annotations
@@ -33,21 +28,15 @@ Step = tuple[int, int]  # (size, stride) of an axis, or of a part of an axis
 
 @dataclass(frozen=True)
 class Product:
-    """Rule that gives the gradient of y = op(x, w) in w as sums of products x_t dy_t^T.  Each group has its own sum.
-
-    matrix : a function of (x, dy), where dy is the cotangent of y.  It returns an array of all x_t, of shape
-        (groups, rows, K), and an array of all dy_t, of shape (groups, rows, M).
-    indexed : whether the x_t are unit vectors.  If so, ``matrix`` returns the index of the 1 in each x_t instead of the
-        x_t, as an array of shape (groups, rows).  An index outside of 0 to K - 1 stands for a vector of zeros.
-    """
+    """Rule that gives the gradient of y = op(x, w) in w as sums of products x_t dy_t^T.  Each group has its own sum."""
 
     other: int  # index of x among the operands of op
     output: Any  # the shape and dtype of y
     groups: tuple[int, ...]  # the batch axes of w; merged in this order, they are the axis of the groups
     left: tuple[int, ...]  # the axes of w that are merged into the axis of length K
     right: tuple[int, ...]  # the axes of w that are merged into the axis of length M
-    matrix: Callable[[Any, Any], tuple[Any, Any]]
-    indexed: bool = False
+    matrix: Callable[[Any, Any], tuple[Any, Any]]  # (x, dy) -> x_t of (groups, rows, K), dy_t of (groups, rows, M)
+    indexed: bool = False  # x_t are unit vectors, for which `matrix` gives the index of the 1 (outside [0, K): x_t = 0)
 
 
 def _dense(eqn: Any, operand: int) -> Product | None:
@@ -91,8 +80,7 @@ def _conv(eqn: Any, operand: int) -> Product | None:
         x = x.transpose(first)
         spread = [(*pad, apart - 1) for _, _, _, pad, apart, _ in space]
         x = jax.lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *spread, (0, 0, 0)])
-        # Each spatial axis becomes two axes: the position of the kernel's window, and the position in that window.
-        # jnp.take copies whole rows, so it is several times faster than jax.lax.conv_general_dilated_patches.
+        # Split each spatial axis: position of the window, position in it.  Faster than conv_general_dilated_patches.
         for axis, (width, places, stride, _, _, apart) in enumerate(space):
             index = np.arange(places)[:, None] * stride + np.arange(width) * apart
             x = jnp.take(x, index, 1 + 2 * axis, mode="clip")
@@ -141,8 +129,6 @@ FORMS = {"dot_general": _dense, "conv_general_dilated": _conv, "gather": _embedd
 
 @dataclass(frozen=True)
 class Use:
-    """Operation that uses a parameter."""
-
     place: Place
     view: View
     product: Product
@@ -229,7 +215,6 @@ def _viewed(eqn: Any, view: View) -> View | None:
 
 
 def largest(dtype: Any) -> float:
-    """Return the largest finite number of a dtype."""
     return float(jnp.finfo(dtype).max)
 
 
@@ -255,25 +240,19 @@ def _live(jaxpr: Any, outputs: Any) -> set[Any]:
 
 
 def _smooth(var: Any) -> bool:
-    """Return whether a variable can have a gradient: it holds floating-point or complex numbers."""
     return jnp.issubdtype(getattr(var.aval, "dtype", jnp.float32), jnp.inexact)
 
 
 @dataclass(frozen=True)
 class View:
-    """All entries of a parameter or, inside loops over its slices, the entries of one slice.
-
-    loops : the loops around the view, outermost first.  Each is a pair: the number of iterations, and the `Step` pairs
-        of the axis that the loop iterates over.  If all iterations get the same entries, None replaces these pairs.
-    """
+    """All entries of a parameter or, inside loops over its slices, the entries of one slice."""
 
     axes: tuple[tuple[Step, ...], ...]  # for each axis, its `Step` pairs (size, stride)
     narrow: Any  # among the dtypes that the entries were cast to, the one with the smallest range
-    loops: tuple[tuple[int, tuple[Step, ...] | None], ...] = ()
+    loops: tuple[tuple[int, tuple[Step, ...] | None], ...] = ()  # outermost first: (length, the sliced axis or None)
 
     @classmethod
     def of(cls, aval: Any) -> View:
-        """Return the view of a whole array, whose entries lie in memory row by row."""
         strides = [math.prod(aval.shape[i + 1 :]) for i in range(aval.ndim)]
         steps = zip(aval.shape, strides, strict=True)
         return cls(tuple((step,) if step[0] != 1 else () for step in steps), aval.dtype)
@@ -341,7 +320,6 @@ def tapped(
 
 
 def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """Run a loop.  Each iteration gets its own slice of the taps."""
     p = eqn.params
     constants, carried = p["num_consts"], p["num_carry"]
     first, start, along = operands[:constants], operands[constants:][:carried], operands[constants + carried :]
@@ -356,6 +334,5 @@ def _scan(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -
 
 
 def _checkpoint(eqn: Any, body: Any, operands: list[Any], taps: Mapping[Place, Any]) -> tuple[list[Any], Met]:
-    """Run a body under `jax.checkpoint`, so the backward pass repeats the body.  Return what the body returns."""
     settings = {"prevent_cse": eqn.params["prevent_cse"], "policy": eqn.params["policy"]}
     return jax.checkpoint(body, **settings)(operands, dict(taps))

@@ -1,9 +1,8 @@
-"""Runs traces (jaxprs: functions written out as operations).  Operations may be changed, or computed only once.
+"""Runs traces (jaxprs).  Operations may be changed, or computed only once.
 
-XLA merges a cheap operation into each operation that uses its result.  The merged operation then runs several times,
-and two of its copies may round differently.  On CPUs `jax.lax.optimization_barrier` does not prevent the merge, since
-XLA in jaxlib 0.10.2 removes the barriers first.  But XLA never merges an operation inside a branch with an operation
-that uses the branch's result.  So `computed_once` puts operations into a branch.
+XLA merges a cheap operation into each operation that uses its result, and these copies may round differently.  On CPUs
+it removes `jax.lax.optimization_barrier` first (jaxlib 0.10.2).  But it never merges an operation inside a branch with
+one that uses the branch's result, so `computed_once` makes a branch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}  # {oper
 
 
 def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr:
-    """Return the trace of ``loss_fn(params, example)``.  Calls of jit are replaced by the called operations."""
     shape_of = lambda value: jax.ShapeDtypeStruct(jnp.shape(value), jnp.result_type(value))
     return written_out(jax.make_jaxpr(loss_fn)(*jax.tree.map(shape_of, (params, example))))
 
@@ -50,7 +48,6 @@ def evaluate(
 
 
 def bind(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
-    """Run one operation of a trace unchanged."""
     with eqn.ctx.manager:
         outputs = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
     return outputs if eqn.primitive.multiple_results else [outputs]
@@ -93,7 +90,6 @@ def _true_for_all(axis_size: int, batched: Sequence[bool], *bits: Any) -> tuple[
 
 
 def is_key(leaf: Any) -> bool:
-    """Return whether an array holds random keys of JAX."""
     return jax.dtypes.issubdtype(getattr(leaf, "dtype", None), jax.dtypes.prng_key)
 
 
@@ -120,6 +116,5 @@ def contents(closed: ClosedJaxpr) -> tuple[list[Any], set[str]]:
 
 
 def inner_traces(eqn: Any) -> list[Jaxpr | ClosedJaxpr]:
-    """Return the traces among the parameters of an operation."""
     is_trace = lambda value: isinstance(value, ClosedJaxpr | Jaxpr)
     return [*filter(is_trace, jax.tree_util.tree_leaves(list(eqn.params.values()), is_leaf=is_trace))]

@@ -1,8 +1,4 @@
-"""Ledgers record what runs release.
-
-`format` reads and writes the lines of a ledger.  `contents` adds up the releases in the lines and bounds their epsilon.
-`ledger` keeps the file.
-"""
+"""Ledgers record what runs release (README.md of this folder)."""
 
 from jaxacct.training.ledger.ledger import Ledger, Mark
 

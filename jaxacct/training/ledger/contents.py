@@ -1,8 +1,4 @@
-"""Adds up a ledger's entries, bounds the epsilon of the total, and decides whether another step fits the target.
-
-The steps of one pass over the data, or of one round of random allocation, have disjoint batches.  Such steps form a
-partition: their entries hold the same fingerprint.  README.md of this folder describes the stop rule.
-"""
+"""Adds up a ledger's entries, bounds the epsilon of the total, and decides whether another step fits the target."""
 
 from __future__ import annotations
 
@@ -38,12 +34,9 @@ STOPPED_EARLY = "stopped early by the plan, after step "
 
 @dataclass
 class _Partition:
-    """Step entries of one pass or round.  The batches of the steps are disjoint.
+    """Step entries of one pass, which costs its costliest step, or of one round of random allocation."""
 
-    A pass costs as much as its costliest step.  All steps of a round of random allocation together cost one round.
-    """
-
-    first: Step  # the first entry of the partition
+    first: Step
     steps: dict[int, list[float]] = field(default_factory=dict)  # {step number: the noise multipliers of its entries}
     dearest: list[float] = field(default_factory=list)  # the noise multipliers that set the cost
 
@@ -65,20 +58,15 @@ class _Partition:
         if plan.sampling == rules.ORDER and step in self.steps:
             return self.first.sampling == rules.ORDER
         _, first, last = plan.pass_of(step)
-        anew = plan.sampling in rules.WITH_PASS_KEYS  # whether each pass draws new batches
+        anew = plan.sampling in rules.WITH_PASS_KEYS
         return self.has_room_for(_entry(plan, step)) and not (anew and any(not first <= n < last for n in self.steps))
 
     def dearest_with(self, entries: Iterable[tuple[int, float]]) -> list[float]:
-        """Return what `dearest` is after more entries (step number, noise multiplier), at most one for each step.
-
-        The cost of several Gaussians grows with the sum of their 1/sigma^2.  So the step with the largest sum counts.
-        Under cyclic Poisson sampling no such sum tells which step costs most.  So the noise multipliers of each step
-        are sorted, and item i of `dearest` is the smallest item i of all steps.
-        """
+        """Return what `dearest` is after more entries (step number, noise multiplier), at most one for each step."""
         dearest = self.dearest
         for step, noise in entries:
             mine = sorted([*self.steps.get(step, []), noise])
-            if self.first.sampling == rules.CYCLIC:
+            if self.first.sampling == rules.CYCLIC:  # no sum of 1/sigma^2 orders the steps, so the least of each rank
                 dearest = [min(pair) for pair in zip_longest(dearest, mine, fillvalue=math.inf)]
             elif cost(mine) > cost(dearest):
                 dearest = mine
@@ -99,7 +87,6 @@ class _Partition:
 
 
 def _entry(plan: Plan, step: int) -> Step:
-    """Return a step of a plan as an entry whose run and fingerprints are empty."""
     return Step("", step, "", "", *plan.at(step)[2:4], plan.sampling, None, groups=plan.groups or 0)
 
 
@@ -109,15 +96,15 @@ class Spent:
 
     releases: Counter[Release] = field(default_factory=Counter)  # how often each release of a training step counts
     others: Counter[Mechanism] = field(default_factory=Counter)  # how often each other mechanism was released
-    noted: list[Spend] = field(default_factory=list)  # the entries of the mechanisms in `others`
+    noted: list[Spend] = field(default_factory=list)
     steps: int = 0  # the number of step entries, without exact replays of an entry
     again: int = 0  # how many step entries repeat the step number of an earlier step entry
     same: int = 0  # the number of exact replays, which cost nothing
     torn: int = 0  # the number of lines that were cut off; each counts as one more release, but not in `steps`
-    seen: set[Step] = field(default_factory=set)  # the step entries
+    seen: set[Step] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)  # the step numbers of `seen`
     partitions: dict[str, _Partition] = field(default_factory=dict)  # {fingerprint: the pass or round}
-    last: Step | None = None  # the last step entry
+    last: Step | None = None
     next: int = 0  # the number of the step that follows the last entry
     looks: Seen | None = None  # the `Seen` entry of the current plan, or None
     owed: Counter[Release] = field(default_factory=Counter)  # untaken steps of replaced plans whose outputs were seen
@@ -131,12 +118,10 @@ class Spent:
 
     @property
     def ended(self) -> int | None:
-        """The step after which the early stop ended the run, or None."""
         steps = (entry.note.removeprefix(STOPPED_EARLY) for entry in self.noted if entry.note.startswith(STOPPED_EARLY))
         return next((int(step) for step in steps if step.isdecimal()), None)
 
     def has_early_stop(self, plan: Plan) -> bool:
-        """Return whether an entry of the run already counts the plan's early stop as spent."""
         noted = (entry.mechanism for entry in self.noted if entry.note == EARLY_STOP)
         return plan.early_stop is not None and plan.early_stop.mechanism in noted
 
@@ -183,7 +168,6 @@ class Spent:
         self.releases[Release(entry.sampling, entry.noise_multiplier, share, entry.cap, entry.dataset_size)] += 1
 
     def _within(self, partition: _Partition, entry: Step) -> None:
-        """Add an entry to a partition.  Change the counts of releases if the costliest step changes."""
         dearest = partition.dearest_with([(entry.step, entry.noise_multiplier)])
         partition.steps.setdefault(entry.step, []).append(entry.noise_multiplier)
         if dearest != partition.dearest:
@@ -215,7 +199,6 @@ def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
 
 
 def added(several: Iterable[Spent]) -> tuple[Counter[Release], Counter[Mechanism]]:
-    """Add up several runs: return the counts of their training releases, and of their other mechanisms."""
     releases: Counter[Release] = Counter()
     others: Counter[Mechanism] = Counter()
     for spent in several:
@@ -262,7 +245,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         return _composed([spent for spent, _ in runs], delta, relation)
     if len(orders) > 1 or relations != {relation}:
         raise InputError("the runs have Renyi filters of different orders or relations; ask for one run at a time")
-    used = 0.0  # the sum of the runs' Renyi divergences at the filters' order
+    used = 0.0
     for (spent, _), several in zip(runs, every, strict=True):
         renyi = float(renyi_curve(total([spent]), [*orders], relation).values[0])
         budget = max((one.budget for one in several), default=renyi)
@@ -297,7 +280,6 @@ class Contents:
 
     @property
     def plan(self) -> Plan:
-        """Last plan of the current run."""
         return self.headers[self.run][-1].plan
 
     def releases(self, run: str | None = None) -> Counter[Release]:
@@ -311,17 +293,11 @@ class Contents:
     def epsilon(
         self, delta: float, relation: str | None = None, run: str | None = None, *, whole: bool = False
     ) -> Bounds:
-        """Return lower and upper bounds of the epsilon of all counted releases, of one run or of all runs.
+        """Return bounds of the epsilon of all releases and of those of `promised`, of one run or of all runs.
 
-        If outputs of a run were seen before it ended, the rest of its plan counts as well (see `promised`).
-
-        relation : the neighbouring relation.  None means the relation of the plans.
-        whole : whether to count every run to the end of its plan.  Set `whole` if somebody ended a run because of
-            outputs seen outside of its callbacks, for example in its checkpoints.  A ledger cannot know such a reason.
-
-        For a run whose plan has a filter, the whole budget of the filter counts.  The budget is composed with other
-        releases at the filter's order, and the result has the kind "bound".  If the run has spent more than its filter
-        allows, epsilon is inf.
+        Set `whole` if somebody ended a run because of outputs seen outside of its callbacks, such as its checkpoints:
+        every run then counts to the end of its plan.  A run with a filter costs the filter's whole budget; epsilon is
+        inf if it has spent more.  `relation` None means the relation of the plans.
         """
         names = self._names(run)
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
@@ -336,12 +312,7 @@ class Contents:
         return replace(spent, releases=spent.releases + more) if more else spent
 
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
-        """If outputs of a run were seen, return the counts of releases that the run's remaining steps would add.
-
-        If a remaining step replaces a cheaper release of its pass, the cheaper release has a negative count.
-        `whole` is as in `epsilon`.
-        README.md of this folder, "Outputs that were seen", says which steps remain, and why they count.
-        """
+        """Return `ahead` of the steps that a run owes, or of all if `whole` (README.md, "Outputs that were seen")."""
         spent, plan = self._known(run), self.headers[run][-1].plan
         promised = Counter(spent.owed)
         if not plan.filter:
@@ -355,10 +326,7 @@ class Contents:
         return self.runs[run].releases - -change, +change
 
     def unfinished(self, run: str | None = None) -> list[str]:
-        """Return the names of runs (`run`, or all) that stopped before the end of their plan without a `seen` entry.
-
-        Runs whose entries are all tunings are left out, because they take no steps of their plans.
-        """
+        """Return the names of runs (`run`, or all) that stopped before their plan's end without a `Seen` entry."""
         ended = [name for name in self._names(run) if self.runs[name].looks is None and not self.runs[name].of_tunings]
         return [name for name in ended if self.promised(name, whole=True)]
 
@@ -394,12 +362,7 @@ class Contents:
         headers.append(entry)
 
     def torn(self, fragment: bytes) -> Torn:
-        """Return the costliest step that a cut-off line can have held: with its run's least noise and highest rate.
-
-        Under truncated Poisson sampling, which caps batches, a higher rate may leak less.  So if the run has several
-        rates or caps, the step counts as a Gaussian with half the noise.  Half the noise covers the worst case: one
-        record displaces another in the step's sum.
-        """
+        """Return the costliest step that a cut-off line can have held: with its run's least noise and highest rate."""
         name = run_of(fragment)
         name = name if name in self.runs else self.run
         known = [*self.runs[name].releases]
@@ -409,6 +372,7 @@ class Contents:
         rate = max(release.sampling_probability for release in known)
         sampling = self.headers[name][-1].plan.sampling
         if sampling == rules.TRUNCATED:
+            # With a cap, a higher rate may leak less.  Half the noise covers any: one record may displace another.
             if len({(release.sampling, *release[2:]) for release in known}) > 1:
                 return Torn(name, noise / 2.0, 1.0, rules.POISSON)
             return Torn(name, noise, rate, rules.TRUNCATED, known[0].cap, known[0].dataset_size)
@@ -437,21 +401,17 @@ class Contents:
         return list(self.runs) if run is None else [run]
 
     def _known(self, run: str) -> Spent:
-        """Return the spending of a run; raise InputError if the ledger does not have the run."""
         if run not in self.runs:
             raise InputError(f"run = {run!r:.60} is not in {self.path}; it has {', '.join(map(repr, self.runs))}")
         return self.runs[run]
 
 
 def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, begins: bool = False) -> Counter[Release]:
-    """Count the releases that steps `step` to `step + steps - 1` of a plan would add to a run's spending.
+    """Count exactly the releases that steps `step` to `step + steps - 1` add to a run (README.md, "The stop rule").
 
-    If a step would replace a cheaper release of its pass, the cheaper release has a negative count.  The counts must be
-    exact (README.md, "The stop rule").
-
-    label : the fingerprint of the first step's pass or round.  None means the fingerprint in the last step entry.  If
-        the last step entry has no fingerprint, each of the new steps counts alone.
-    begins : whether each new step also counts alone if `label` is None and the run has no step entry.
+    A cheaper release that a step replaces counts negatively.  `label` is the fingerprint of the first step's pass or
+    round; None means that of the last step entry.  If that entry has none, each step counts alone; if there is no step
+    entry, each step counts alone if `begins`.
     """
     if steps < 1:
         return Counter()
@@ -496,7 +456,6 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
 
 
 def _inside(numbers: Collection[int], low: int, high: int) -> list[int]:
-    """Return the numbers from `low` to `high` - 1 that are in a set or dict."""
     few = high - low < len(numbers)
     return [n for n in range(low, high) if n in numbers] if few else [n for n in numbers if low <= n < high]
 
@@ -519,10 +478,7 @@ def room(
     run: str | None = None,
     begins: bool = False,
 ) -> int:
-    """Return how many of a plan's steps, beginning with `step`, the plan's target and filter allow.
-
-    `partition` is the argument `label` of `ahead`, and `begins` is its argument `begins`.
-    """
+    """Return how many steps from `step` on the plan's target and filter allow.  `partition`: the `label` of `ahead`."""
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
     if plan.target_epsilon is None and plan.filter is None:
@@ -584,14 +540,12 @@ def one_filter(plan: Plan, others: Iterable[Plan]) -> None:
 
 
 def one_relation(relation: str, others: Iterable[Plan]) -> None:
-    """Raise InputError unless all plans have this relation."""
     found = sorted({other.relation for other in others} - {relation})
     if found:
         raise InputError(f"relation = {relation!r}, but spending is under {found[0]!r}; use one relation for both")
 
 
 def one_unit(plan: Plan, others: Iterable[Plan]) -> None:
-    """Raise InputError unless all plans have the same unit, a record or a user."""
     units = {other.unit for other in others} - {plan.unit}
     if units:
         raise InputError(
