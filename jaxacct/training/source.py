@@ -1,7 +1,4 @@
-"""Source: examples that need not be in memory, such as files on a disk.
-
-While the device computes a step, threads load the batches of the next steps.
-"""
+"""Source: examples that need not be in memory.  While the device computes a step, threads load the next batches."""
 
 from __future__ import annotations
 
@@ -26,22 +23,20 @@ class Stopped(Exception):
 class Source:
     """Examples for `Trainer.fit` that need not fit in memory: each step loads the examples of its own batch.
 
-    The host draws the same records for a step as the device would draw from the same key.  Threads load the examples of
-    these records during the previous step.  All micro-batches of a run have one shape, so a run compiles once.  At most
-    ``prefetch + 2`` batches are in memory.
+    The host draws the same records as the device would from the same key, and threads load their examples during the
+    previous step.  A run compiles once.  At most ``prefetch + 2`` batches are in memory.
 
     Parameters
     ----------
-    dataset : anything with ``__len__`` and ``__getitem__``: a NumPy array or memmap, grain's ``MapDataset``, a Hugging
-        Face ``Dataset`` (with its format "numpy"), a list of examples; or a tuple or dict of these, one for each part
-        of an example.  The rows of an array are gathered a batch at a time.  All other data are read item by item,
-        and each item is a pytree of numbers and arrays.  Item i always belongs to record i, and all items have the
-        structure, shapes and dtypes of item 0.
+    dataset : anything with ``__len__`` and ``__getitem__`` (a NumPy array or memmap, grain's ``MapDataset``, a Hugging
+        Face ``Dataset`` with format "numpy", a list), or a tuple or dict of these, one for each part of an example.
+        Arrays are read a batch at a time, other data item by item; an item is a pytree of numbers and arrays.  Item i
+        always belongs to record i.  All items have the structure, shapes and dtypes of item 0.
     workers : the number of threads that load, >= 1; use 1 if several threads must not read the dataset at once.
     prefetch : the number of batches that are loaded ahead of the step, >= 0; with 0 the step waits for its batch.
-    repeats : whether a record has the same bits whenever it is loaded.  If True, a cut-off run that has a ledger
-        repeats the steps after its last checkpoint exactly, and each of these steps costs privacy once.  If False, as
-        for random augmentation, these steps are taken with new randomness, and cost privacy a second time.
+    repeats : whether a record has the same bits whenever it is loaded.  If True, a cut-off run with a ledger repeats
+        the steps after its last checkpoint exactly, at no further cost.  If False, as for random augmentation, it takes
+        these steps with new randomness, and they cost privacy a second time.
 
     References
     ----------

@@ -27,28 +27,22 @@ from jaxacct.training.step.step_mechanisms import Release, Turn
 class State:
     """State of a run between two steps.
 
-    `epsilon` is the privacy claim, as Bounds at the plan's delta.  With a ledger it covers all spending in the ledger.
-    Without a ledger it covers all steps that led to this state, also those under earlier plans.  The plan's remaining
-    steps count as well if an early stop or a callback ended the run.  They also count if a callback looked at outputs
-    and the run did not end by itself.  While a callback is being called, only the steps already taken count.  If the
-    plan has repetitions, `epsilon` covers only this one of the K runs.
+    `epsilon` is the privacy claim, as Bounds at the plan's delta.  It covers all spending in the ledger or, without a
+    ledger, all steps that led to this state, also under earlier plans.  The plan's remaining steps count as well if an
+    early stop or a callback ended the run, or if a callback looked at outputs and the run did not end by itself.  They
+    do not count while a callback is being called.  With repetitions in the plan, `epsilon` covers only one of K runs.
 
     Parameters
     ----------
-    params : the whole model, with its frozen part; the trained part may be published.
-    opt_state : the optimizer's state for the trained part; it may be published.
-    clip_norm : the present clip norm.
-    step : number of steps taken.
-    not_finite : number of gradients so far with a NaN or an infinity.  Such a gradient counts as zero.  This number
-        depends on the data without noise, so it is not private.
-    lineage : the origin of the randomness.  It holds the secret key of the run.
-    past : the correlated noise that later steps share.  It is secret.
+    params, opt_state : the whole model, and the optimizer's state; the trained part and its state may be published.
+    clip_norm, step : the present clip norm, and the number of steps taken.
+    not_finite : number of gradients with a NaN or an infinity, which count as zero.  No noise protects this number.
+    lineage : the origin of the randomness, with the secret key of the run.
+    past, scores : the noise that later steps share, and the exact scores of an early stop; both are secret.
     history : the spending so far, or a mark of the ledger that holds it.
     plan : the last plan.
-    stopped : why `fit` returned: "finished", "callback", "early_stop" (the plan's early stop ended the run), or
-        "budget" (one more step would exceed the target).
+    stopped : why `fit` returned: "finished", "callback", "early_stop", "budget" (a step more would exceed the target).
     seen : whether callbacks have looked at outputs.
-    scores : the exact scores so far of an early stop.  They are secret.
     evaluations : pairs (step, value) of the ``evaluate=`` of the last `fit`, up to this state.
 
     >>> import jax.numpy as jnp, optax
@@ -89,10 +83,7 @@ class State:
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
-        """Epsilon spent so far.
-
-        If somebody who saw outputs may have ended the run because of them, the remaining steps count as well.
-        """
+        """Epsilon spent so far, with the remaining steps if somebody may have ended the run because of its outputs."""
         ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
         return claimed(self.history, self.plan, self.step, ended, goes_on=False)
 
@@ -105,10 +96,7 @@ class Evaluation(NamedTuple):
 
 
 class Scores(Secret):
-    """Exact scores of an early stop, in units of 1/UNITS.
-
-    No noise protects these scores, so they are secret: pickle and repr leave them out.
-    """
+    """Exact scores of an early stop, in units of 1/UNITS; secret, since no noise protects them."""
 
     __slots__ = ("values",)
 
@@ -117,10 +105,7 @@ class Scores(Secret):
 
 
 class Past(Secret):
-    """Buffers of correlated noise, and the clip norm that the noise was scaled by.
-
-    Whoever has the buffers can remove noise from later steps, so pickle and repr leave them out.
-    """
+    """Buffers of correlated noise, which can remove noise from later steps, and the clip norm that scaled the noise."""
 
     __slots__ = ("arrays", "clip_norm")
 
@@ -129,32 +114,22 @@ class Past(Secret):
 
 
 class Looks:
-    """Record of whether callbacks have looked at outputs.
-
-    seen : whether callbacks of this or of an earlier `fit` have looked.
-    at_this : whether callbacks have looked at outputs of the state with which they were last called.
-    now : the state with which the callbacks are being called, or None.
-    note : a function that is called before the first look of this `fit`.  If it raises, the callback gets the error
-        instead of outputs.
-    """
+    """Record of whether callbacks have looked at outputs, in this `fit` or before."""
 
     def __init__(self, seen: bool, note: Callable[[], Any]) -> None:
-        self.seen, self.at_this = seen, False
-        self.now: State | None = None
-        self._note: Callable[[], Any] | None = note
+        self.seen, self.at_this = seen, False  # at_this: looked at the state with which callbacks were last called
+        self.now: State | None = None  # the state with which the callbacks are being called
+        self._note: Callable[[], Any] | None = note  # may raise: the callback then gets the error instead of outputs
 
     def look(self) -> None:
-        """Record that a callback is about to see outputs.  Before the first look, call `note`."""
+        """Record that a callback is about to see outputs.  Before the first look of a `fit`, call `note`."""
         if self._note is not None:
             self._note()
             self._note = None
         self.seen = self.at_this = True
 
     def over(self) -> None:
-        """Stop recording, since the `fit` has ended.
-
-        Whoever sees outputs only afterwards cannot have ended the `fit` because of them.
-        """
+        """Stop recording: whoever sees outputs only after a `fit` cannot have ended the `fit` because of them."""
         self.now = self._note = None
 
 
@@ -197,14 +172,10 @@ class Stretch(NamedTuple):
 
 
 class History(NamedTuple):
-    """What a run has spent up to a state.
+    """What a run has spent up to a state."""
 
-    Without a ledger, `stretches` has the steps that led to the state.  With a ledger, the ledger holds all spending,
-    and the field `ledger` is a mark of the ledger's state.
-    """
-
-    stretches: tuple[Stretch, ...] = ()
-    ledger: Mark | None = None
+    stretches: tuple[Stretch, ...] = ()  # without a ledger, the steps that led to the state
+    ledger: Mark | None = None  # a mark of the ledger, which then holds all spending
 
     def whole(self) -> History:
         """Return the history with its last stretch extended to the last step of this stretch's plan."""
@@ -219,14 +190,11 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """Return the stretches with steps `step` to `end - 1` of `plan` added.
-
-    The last stretch is extended if it has the same plan and its last step is `step - 1`, unless `step` continues a pass
-    whose fingerprint is not `partition`.  Otherwise the steps are a new stretch.
-    """
+    """Return the stretches with steps `step` to `end - 1` of `plan` added: to the last stretch if they continue it."""
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
+        # a pass may not continue with another partition of the records
         if goes_on and (not partition or partition == last.partition or plan.pass_of(step)[1] == step):
             return (*stretches[:-1], Stretch(plan, last.first, end, partition))
     return (*stretches, Stretch(plan, step, end, partition))
@@ -235,9 +203,8 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
     """Count the releases of some stretches.  A pass that lies in two stretches counts once in each of them.
 
-    If steps share noise, one more release, of all records (`Turn.alone`), counts for the first step of a stretch.  It
-    does not count in two cases: this step is the run's first step that shares noise, or `Turn.follows` holds for this
-    step and the last step before it that shares noise.
+    If steps share noise, the first step of a stretch counts one release more, of all records (`Turn.alone`),
+    unless it is the run's first step that shares noise, or `follows` the last such step before it.
     """
     counts: Counter[Release] = Counter()
     last: Turn | None = None
@@ -254,21 +221,15 @@ def released(stretches: Sequence[Stretch]) -> Counter[Release]:
 
 
 def spent_by(stretches: Sequence[Stretch]) -> Spent:
-    """Return the spending of several stretches: their releases, and the mechanism of each early-stop rule.
-
-    The mechanism of a rule covers all answers of the rule, so it counts once even if several stretches have the rule.
-    """
+    """Return the spending of stretches.  An early-stop rule counts once, as its mechanism covers all its answers."""
     rules = {one.plan.early_stop for one in stretches if one.first < one.end}
     return Spent(released(stretches), Counter(rule.mechanism for rule in rules if rule is not None))
 
 
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
-    """Return bounds of the epsilon of all releases in a history.
+    """Return bounds of the epsilon of a history, with the plan's remaining steps if outputs may have ended the run.
 
-    If neither `ended` nor `goes_on` is True, outputs may have ended the run.  Then the plan's remaining steps count.
-
-    ended : True if the run ended by itself, or has shown no outputs.  It is ignored if a ledger holds the spending.
-    goes_on : True if the run continues, whatever outputs it has shown.
+    They cannot if the run ended by itself or showed no outputs (`ended`), or if it continues (`goes_on`).
     """
     if history.ledger is not None:
         ledger = Ledger.read(history.ledger.path)

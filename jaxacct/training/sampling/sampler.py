@@ -1,8 +1,6 @@
-"""Chooses the records that take part in a step, and the examples that take part if the records are users.
+"""Chooses the records that take part in a step, by one function for each batch rule, and the examples of users.
 
-Each batch rule has its own function.  Every drawn record takes part, unless the rule caps the size of a batch.  One
-compiled program loops over the micro-batches of a selection, as many times as the draw needs.  The functions `host_...`
-are for data that the host loads: they draw the same records in NumPy, from the same random words.
+For data that the host loads, the functions `host_...` draw the same records in NumPy, from the same random words.
 """
 
 from __future__ import annotations
@@ -23,22 +21,14 @@ _HOST_PIECE = 2**20  # records that `host_poisson` draws at a time; 2**31 record
 
 
 class Selection(NamedTuple):
-    """Records of one logical batch.
+    """Records of one logical batch."""
 
-    indices : int32 array with room for the largest batch.  Its first `count` entries are the numbers of the records.
-    count : the number of records.
-    """
-
-    indices: Any
+    indices: Any  # int32 array with room for the largest batch; the first `count` entries are the records' numbers
     count: Any
 
 
 def threshold(sampling_probability: ArrayLike) -> np.ndarray:
-    """Return floor(q 2^64) as three uint32 words: 1 if q is 1 (else 0), the high 32 bits, the low 32 bits.
-
-    A record is drawn if a random number of 64 bits is below this threshold.  The shape of the result is (3,), or (3, n)
-    if each of n records has its own rate q.
-    """
+    """Return floor(q 2^64), shape (3,) or (3, n), as uint32 words: 1 if q is 1 (else 0), high 32 bits, low 32 bits."""
     q = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
     certain = np.floor(q)
     high = np.floor(np.ldexp(q - certain, 32))  # floor, ldexp and these differences are exact in floating point
@@ -47,26 +37,22 @@ def threshold(sampling_probability: ArrayLike) -> np.ndarray:
 
 
 def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) -> Selection:
-    """Draw every example independently with probability q.
-
-    An example is drawn if its 64 random bits are below ``threshold(q)``.
+    """Draw every example independently with probability q: if its 64 random bits are below ``threshold(q)``.
 
     Parameters
     ----------
     key : a JAX key of at least 256 bits, such as ``fresh_key()``; it determines the batch.
     dataset_size : int from 1 to 2**31 - 1, static.
-    sampling_probability : the rate q, or one rate for each example, chosen without the data.  The rates may not be
-        traced; the array ``threshold(rates)`` may be traced and may be given in their place.
+    sampling_probability : the rate q, or one rate for each example, chosen without the data; or ``threshold(rates)``,
+        which may be traced, as rates may not.
 
     Returns
     -------
-    Selection : the numbers of the drawn examples, in ascending order.  With one rate their count is
-        binomial(dataset_size, q), with no upper limit below dataset_size.
+    Selection : the numbers of the drawn examples, in ascending order.
 
     A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), for neighbouring data sets
-    that differ by one added or removed example.  If each example has its own rate, q is the rate of the example in
-    which the data sets differ, or the largest rate.  Divide the sum of the gradients by the sum of the rates, never by
-    the count.
+    that differ by one added or removed example.  If each example has its own rate, q is the rate of this example, or
+    the largest rate.  Divide the sum of the gradients by the sum of the rates, never by the count.
 
     References
     ----------
@@ -89,11 +75,10 @@ def truncated_poisson(key: jax.Array, dataset_size: int, sampling_probability: A
 
     Returns
     -------
-    Selection : it has cap places.  It does not hold the number of records before the cut, which must never be released.
+    Selection : the number of records before the cut is not in it, and must never be released.
 
-    The records are put in a random order that does not depend on the draw, and the first ``cap`` drawn records in this
-    order are kept.  So all subsets of one size are exactly equally likely.  A step with this batch is accounted for as
-    TruncatedPoissonSampled(Gaussian(noise_multiplier), q, dataset_size, cap).
+    The first ``cap`` drawn records in an independent random order are kept.  Subsets of one size are exactly equally
+    likely.  A step is accounted for as TruncatedPoissonSampled(Gaussian(noise_multiplier), q, dataset_size, cap).
 
     References
     ----------
@@ -119,8 +104,7 @@ def random_allocation(round_key: jax.Array, dataset_size: int, number: ArrayLike
     ----------
     round_key : one JAX key of at least 256 bits for all steps of the round, and for no other round.
     dataset_size : int from 1 to 2**31 - 1, static.
-    number : the number of slots of the round; may be traced.
-    position : number of the slot, from 0; may be traced.
+    number, position : the number of slots in the round, and the slot, from 0; may be traced.
 
     Returns
     -------
@@ -150,12 +134,10 @@ def cyclic_poisson(
 ) -> Selection:
     """Draw each record of one group independently with probability q, and no record of any other group.
 
-    The groups themselves are drawn once for a whole run, from ``group_key``.
-
     Parameters
     ----------
     key, dataset_size, sampling_probability : as for `poisson`, but with one rate for all records.
-    group_key : one JAX key of at least 256 bits for all steps of a run, and for no other run.
+    group_key : one JAX key of at least 256 bits for all steps of a run, and for no other run; it draws the groups.
     number : the number of groups; may be traced.  Each record is in one of them, independently and uniformly.
     position : the number of the group, from 0; step i has group i modulo ``number``.  May be traced.
 
@@ -181,12 +163,10 @@ def cyclic_poisson(
 
 
 def slots(key: Any, size: int, number: Any) -> Any:
-    """Draw a slot for each of ``size`` records: independent uint32, exactly uniform on 0 to number - 1.
-
-    A random word above `last` is drawn again.  As ``number`` divides last + 1, each kept word mod number is uniform.
-    """
+    """Draw a slot for each of ``size`` records: independent uint32, exactly uniform on 0 to number - 1."""
     number = jnp.asarray(number, jnp.uint32)
-    last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number  # in uint32, 0 - number is 2^32 - number
+    # In uint32, 0 - number is 2^32 - number.  So number divides last + 1, and a word up to last is uniform mod number.
+    last = jnp.uint32(2**32 - 1) - (jnp.uint32(0) - number) % number
 
     def draw(state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         key, found, again = state
@@ -210,8 +190,7 @@ def without_replacement(key: jax.Array, dataset_size: int, batch_size: ArrayLike
     -------
     Selection : batch_size examples, or all examples if there are fewer.
 
-    A step with this batch is accounted for as SampledWithoutReplacement(Gaussian(noise_multiplier), batch_size /
-    dataset_size).
+    A step is accounted for as SampledWithoutReplacement(Gaussian(noise_multiplier), batch_size / dataset_size).
 
     References
     ----------
@@ -258,10 +237,7 @@ def fixed_batches(epoch_key: jax.Array, dataset_size: int, batch_size: ArrayLike
 
 
 def permutation(key: Any, size: int) -> Any:
-    """Draw a random permutation of range(size) as int32: the order that sorts random 64-bit numbers.
-
-    If two of these numbers are equal, draw all of them again.
-    """
+    """Draw a random permutation of range(size), int32: it sorts random 64-bit numbers, drawn again until all differ."""
 
     def draw(key: Any) -> tuple[Any, Any, Any]:
         key, now = jax.random.split(key)
@@ -286,10 +262,7 @@ def _sampled(key: Any, dataset_size: int, sampling_probability: Any, several: bo
 
 
 def _first_of(taken: Any, most: int | None = None) -> Selection:
-    """Return the records for which `taken` is True, in ascending order: the first `most` of them, or all.
-
-    This is faster than `jnp.nonzero`.
-    """
+    """Return the records for which `taken` is True, ascending: the first `most`, or all.  `jnp.nonzero` is slower."""
     size = taken.shape[0]
     places = size if most is None else most
     rank = jax.lax.cumsum(taken.astype(jnp.int32))  # for a taken record, its number among the taken records, from 1
@@ -312,16 +285,13 @@ def over_micro_batches(
     ----------
     selection : Selection
     micro_size : int, static: examples in one call of body.
-    body : (carry, indices, mask) -> carry.  Places beyond the last example of the selection have mask False and
-        index 0.
+    body : (carry, indices, mask) -> carry.  Places beyond the last example have mask False and index 0.
     init : the first carry.
-    all_places : static: whether to go through all places of the selection, whatever its count.  Then every draw takes
-        the same work.
+    all_places : static: whether to go through all places, whatever the count, so that every draw takes the same work.
 
     Returns
     -------
-    The last carry.  Without all_places, body runs ceil(count / micro_size) times.  This number depends on the draw, but
-    the compiled program does not.
+    The last carry.  Without all_places, body runs ceil(count / micro_size) times, in the same program for every count.
 
     >>> total = lambda sum, indices, mask: sum + (indices * mask).sum()
     >>> int(over_micro_batches(Selection(jnp.array([4, 2, 7, 1, 0, 0]), jnp.int32(4)), 3, total, 0))
@@ -348,36 +318,22 @@ def _size(name: str, value: Any) -> int:
 
 
 class UserData(NamedTuple):
-    """Examples, and which of them belong to each user.
+    """Examples, and which of them belong to each user."""
 
-    examples : pytree of arrays, whose first axes run over all examples of all users.
-    order : the positions of all examples along these axes, sorted by user.
-    first : for each user, the index in `order` at which the positions of this user's examples begin.
-    count : for each user, the number of this user's examples.
-    """
-
-    examples: Any
-    order: Any
-    first: Any
+    examples: Any  # pytree of arrays, whose first axes run over all examples of all users
+    order: Any  # the positions of all examples along these axes, sorted by user
+    first: Any  # for each user, the index in `order` at which the positions of this user's examples begin
     count: Any
 
 
 def user_data(examples: Any, users: Any, number: int) -> UserData:
-    """Return a `UserData` of the examples.
-
-    users : the user of each example, an integer from 0 to number - 1.  Other integers raise InputError.
-    """
+    """Return a `UserData` of the examples.  `users` has the user of each example, an integer from 0 to number - 1."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(examples)}
     return UserData(examples, *(jnp.asarray(column, jnp.int32) for column in grouped(users, number, sizes)))
 
 
 def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the fields order, first and count of `UserData`.
-
-    users, number : as for `user_data`.
-    sizes : the set of the shapes (n,) of the first axes of all arrays of the examples.  Raise InputError unless this
-        set has a single n, the length of `users`.
-    """
+    """Return the fields order, first and count of `UserData`; `sizes` holds the shapes (n,) of the first axes."""
     ids = np.asarray(users)
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or sizes != {ids.shape}:
         raise InputError(
@@ -396,13 +352,10 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
 
 
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
-    """Return ((examples, weights), present) for some users, with at most `most` examples for each user.
+    """Return ((examples (users, most, ...), weights (users, most)), whether each user has examples) for some users.
 
-    The shapes of examples are (users, most, ...), the shape of weights is (users, most), and `present` says for each
-    user whether the user has examples.  If a user has n > most examples, `most` of them are drawn at random.  Each of
-    these draws is uniform up to a relative error of n 2^-32.  No privacy guarantee depends on this error.
-
-    before : the number of users that come before the users in `data`; None if `data` has all users.
+    If a user has n > most examples, `most` of them are drawn, each uniformly up to a relative error of n 2^-32.  No
+    privacy guarantee depends on this error.  `before` is the number of users that come before those in `data`.
     """
     count, first = data.count[users], data.first[users]
     kept = jnp.minimum(count, most)
@@ -427,10 +380,7 @@ def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None
 
 
 def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
-    """Return the indices of the records that `poisson` draws, computed by NumPy.
-
-    The low 32 random bits of a record are computed only if its high 32 bits equal those of the threshold.
-    """
+    """Compute in NumPy the indices of the records that `poisson` draws."""
     if threshold[0].all():
         return np.arange(size)
     found, each = [], np.broadcast_to(threshold.reshape(3, -1), (3, size))
@@ -438,7 +388,7 @@ def host_poisson(key: Any, size: int, threshold: np.ndarray) -> np.ndarray:
         certain, high, low = each[:, begin : begin + _HOST_PIECE]
         words = host_bits(key, certain.size, begin)
         taken = (words < high) | (certain > 0)
-        level = np.flatnonzero((words == high) & (certain == 0))
+        level = np.flatnonzero((words == high) & (certain == 0))  # only these records need their low 32 bits
         places = size + begin + level
         taken[level] = host_block(key, places // 16, (0, 0, 0))[np.arange(places.size), places % 16] < low[level]
         found.append(begin + np.flatnonzero(taken))
@@ -472,10 +422,7 @@ def host_permutation(key: Any, size: int) -> np.ndarray:
 def host_of_users(
     key: Any, order: np.ndarray, first: np.ndarray, count: np.ndarray, users: np.ndarray, most: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Compute in NumPy which examples `of_users` takes: return (their positions in the data, their weights).
-
-    Both arrays have shape (users.size, most).  Each of the users must have an example.
-    """
+    """Compute in NumPy (positions, weights) of `of_users`, each (users.size, most).  Each user must have examples."""
     count, first = count[users], first[users]
     kept = np.minimum(count, most)
     blocks = -(-most // 16)

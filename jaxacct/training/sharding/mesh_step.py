@@ -1,7 +1,4 @@
-"""One private step on the devices of a mesh.  For batches that the host loads, a step consists of three programs.
-
-On a mesh the step is the same mechanism as `private_step` (README.md of this folder, "Several devices").
-"""
+"""One private step on the devices of a mesh, the same mechanism as `private_step` (README.md, "Several devices")."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ MODES = ("data", "fsdp")  # named layouts of the parameters; any other layout is
 
 
 def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[..., tuple[Carried, Observed]]:
-    """Return `private_step` for a mesh.  Each device has consecutive records (or users).
-
-    Let r = ceil(size / devices), where `size` is the number of records.  Device d has the records d r to d r + r - 1.
-    """
+    """Return `private_step` for a mesh.  Device d has records or users d r to d r + r - 1, r = ceil(size / devices)."""
 
     def step(
         carried: Carried, words: Any, pass_words: Any, data: Any, now: Numbers, frozen: Untrained | None = None
@@ -60,8 +54,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
             first = jax.lax.axis_index(mesh.axis_names) * rows
             here = _those_of(draw(rule, key, pass_key, size, now), first, rows)
             whole, of_model = at_hand(params, specs, frozen, rest, clip_norm)
-            # The loop in `sums_over` may have more turns on some devices.  If the devices added up their sums within
-            # the loop, they would wait for each other forever.  So they add up their sums after the loop.
+            # Add up only after the loop in `sums_over`: devices with different numbers of turns would wait forever.
             return added_up(sums_over(rule, whole, key, here, data, of_model, first), cuts, mesh)
 
         sums = jax.shard_map(
@@ -77,10 +70,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
 
 
 def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
-    """Return the selected records that a device has: those with the numbers `first` to `first + rows - 1`.
-
-    The result numbers these records from 0: the record `first` has the number 0.
-    """
+    """Return the selected records that a device has, `first` to `first + rows - 1`, numbered from 0."""
     places = drawn.indices.shape[0]
     at = drawn.indices - first
     mine = (jnp.arange(places, dtype=jnp.int32) < drawn.count) & (at >= 0) & (at < rows)
@@ -89,11 +79,7 @@ def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
 
 
 def added_up(mine: Sums, cuts: Any, mesh: Mesh) -> Sums:
-    """Add up the sums of all devices.  Call this once a step, in a `shard_map`.
-
-    Each device keeps only its part of the sum of the gradients.  The PartitionSpecs `cuts` say which part.  The other
-    sums are whole on every device.
-    """
+    """Add up all devices' sums, in a `shard_map`; a device keeps its part of the gradients' sum, as `cuts` says."""
     total = zipped(lambda part, spec: _summed(part, spec, mesh), mine.clipped.total, cuts)
     others = (mine.clipped.clipped, mine.clipped.not_finite, mine.members, mine.seen)
     clipped, not_finite, members, seen = jax.lax.psum(others, mesh.axis_names)
@@ -128,11 +114,7 @@ def zipped(function: Callable[[Any, P], Any], tree: Any, specs: Any) -> Any:
 
 
 def at_hand(params: Any, specs: Any, frozen: Any, rest: Any, clip_norm: Any) -> tuple[Carried, Any]:
-    """Gather whole arrays from the parts of all devices.  Call this in a `shard_map`.
-
-    Return (`Carried` with the whole trained arrays and the clip norm, the whole frozen arrays).  The PartitionSpecs
-    `specs` say how the devices hold `params`, and `rest` says how they hold `frozen`.
-    """
+    """Gather whole arrays in a `shard_map`: of `params`, cut as `specs` says, and of `frozen`, cut as `rest` says."""
 
     def gathered(part: Any, spec: P) -> Any:
         for axis, names in enumerate(spec):
@@ -155,10 +137,10 @@ def _summed(total: Any, spec: P, mesh: Mesh) -> Any:
 
 
 def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
-    """Return a function (key, tree, std) that adds independent N(0, std^2) noise to every entry of the tree's arrays.
+    """Return a function (key, tree, std) that adds independent N(0, std^2) noise to every entry of a tree.
 
-    The PartitionSpecs `specs` say how the arrays are cut over the devices.  The noise is drawn in units of 32 normal
-    draws.  On every mesh, entry p of an array gets draw p % 32 of unit p // 32; p counts row by row in the whole array.
+    `specs` says how the arrays are cut.  On every mesh, entry p of a whole array (p counts row by row) gets normal draw
+    p % 32 of unit p // 32.
     """
 
     def add(key: Any, tree: Any, std: Any) -> Any:
@@ -188,16 +170,11 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
 
 
 class _Run(NamedTuple):
-    """Consecutive entries of an array, counted row by row, that contain the part of the array that a device has.
+    """Consecutive entries of an array, counted row by row, that contain the part of the array that a device has."""
 
-    first : uint32, the number of the first of these entries in the array; it may differ between devices.
-    shape : the shape that these entries have as an array of their own.
-    begins : for each axis of that own array, the index at which the device's part begins.
-    """
-
-    first: Any
-    shape: tuple[int, ...]
-    begins: list[Any]
+    first: Any  # uint32, the number of the first of these entries in the array; it may differ between devices
+    shape: tuple[int, ...]  # the shape that these entries have as an array of their own
+    begins: list[Any]  # for each axis of that own array, the index at which the device's part begins
 
     @property
     def units(self) -> int:
@@ -211,12 +188,7 @@ class _Run(NamedTuple):
 
 
 def _run(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Run:
-    """Return consecutive entries of an array that contain a device's part of the array.
-
-    If only the first axis is cut, they are the part itself; otherwise they are the whole array.
-
-    whole, part : the shapes of the whole array and of the part.
-    """
+    """Return a device's `_Run`, given both shapes: the part if only the first axis is cut, else the whole array."""
     names = [axes_of(spec[axis]) if axis < len(spec) else () for axis in range(len(whole))]
     place = [jax.lax.axis_index(own).astype(jnp.uint32) if own else jnp.uint32(0) for own in names]
     if part[:1] != whole[:1] and part[1:] == whole[1:]:
@@ -225,10 +197,7 @@ def _run(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Run:
 
 
 def is_spec(node: Any) -> bool:
-    """Return whether a node of a pytree is a PartitionSpec.
-
-    JAX may treat a PartitionSpec as a container, so pytrees of specs are traversed with ``is_leaf=is_spec``.
-    """
+    """Return whether a node is a PartitionSpec; use it as ``is_leaf``, because JAX may treat a spec as a container."""
     return isinstance(node, P)
 
 
@@ -286,21 +255,14 @@ def param_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
 
 
 def sum_specs(mesh: Mesh, shard: Any, params: Any) -> Any:
-    """Return a PartitionSpec for the sum of the gradients of every parameter.
-
-    It is the parameter's own spec if that spec cuts an axis, else the spec that `_cut` returns.
-    """
+    """Return the specs of the sum of the gradients: a parameter's own spec if it cuts an axis, else `_cut`'s."""
     specs = param_specs(mesh, shard, params)
     one = lambda leaf, spec: spec if any(axes_of(names) for names in spec) else _cut(np.shape(leaf), mesh)
     return jax.tree.map(one, params, specs)
 
 
 def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
-    """Return the PartitionSpecs of a `Carried`.
-
-    An array of the optimizer's state, with a path such as mu/w, gets the spec of the parameter that has the same shape
-    and the path w.  If no parameter matches the array, every device has the whole array.
-    """
+    """Return the PartitionSpecs of a `Carried`."""
     params = jax.tree_util.tree_flatten_with_path(carried.params)[0]
     specs = param_specs(mesh, shard, carried.params)
     known = [
@@ -308,7 +270,7 @@ def carried_specs(mesh: Mesh, shard: Any, carried: Carried) -> Carried:
         for (path, leaf), spec in zip(params, jax.tree_util.tree_leaves(specs, is_leaf=is_spec), strict=True)
     ]
 
-    def kept(path: Any, leaf: Any) -> P:
+    def kept(path: Any, leaf: Any) -> P:  # path mu/w gets the spec of parameter w if the shapes are equal; else P()
         names, shape = tuple(map(str, path)), np.shape(leaf)
         ends = lambda own: names[len(names) - len(own) :] == own
         fits = [(len(own), spec) for own, size, spec in known if size == shape and ends(own)]
@@ -337,11 +299,7 @@ def frozen_specs(mesh: Mesh, shard: Any, trained: Any, rest: Untrained | None) -
 
 
 def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
-    """Return a PartitionSpec that cuts an array over all devices.
-
-    It cuts the first axis whose length is a multiple of the number of devices.  An array without such an axis, or with
-    fewer than 1024 entries, stays whole.
-    """
+    """Return a spec that cuts the first axis whose length is a multiple of the number of devices, if there is one."""
     if mesh.size == 1 or math.prod(shape) < 1024:  # a small array is cheaper whole
         return P()
     for axis, size in enumerate(shape):
@@ -351,14 +309,11 @@ def _cut(shape: tuple[int, ...], mesh: Mesh) -> P:
 
 
 LoadedStep = tuple[Callable[..., Any], Callable[..., Any], Callable[..., tuple[Carried, Observed]]]
-"""Three pure functions: the first begins a step, the second adds a micro-batch, and the third releases the sums."""
+"""Three functions for batches that the host loads: begin a step, add a micro-batch, and release the sums."""
 
 
 def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
-    """Return the three functions of a `LoadedStep` for one device.  The host loads the batches.
-
-    rows : a micro-batch, or only its shapes and dtypes.
-    """
+    """Return a `LoadedStep` for one device, given a micro-batch `rows` or only its shapes and dtypes."""
 
     def nothing(carried: Carried, frozen: Untrained | None) -> Sums:
         return no_sums(rule, carried, rows, frozen)
@@ -375,13 +330,7 @@ def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
 
 
 def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> LoadedStep:
-    """Return the three functions of a `LoadedStep` for a mesh.  The host loads the batches.
-
-    Each device has an equal part of every micro-batch, and its own `Sums`.  So in the first two functions every array
-    of `Sums` has a first axis that runs over the devices.  The third function adds up along this axis.
-
-    rows : a micro-batch, or only its shapes and dtypes.
-    """
+    """Return `loaded_step` for a mesh.  Until the release, a first axis of all `Sums` runs over the devices."""
     spread = P(mesh.axis_names)
     over = lambda function, ins, outs: jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
 

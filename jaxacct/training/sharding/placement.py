@@ -1,8 +1,4 @@
-"""Places a run's arrays on one device or on a mesh, and computes digests of the arrays.
-
-`Processes` lets the processes of a run exchange bytes.  All processes take each step together; only the first process
-writes the ledger.
-"""
+"""Places a run's arrays on one device or on a mesh, computes their digests, and lets processes exchange bytes."""
 
 from __future__ import annotations
 
@@ -34,26 +30,18 @@ from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Correlated, StepRule, private_step
 from jaxacct.training.step.step_mechanisms import require_kept
 
-# `Processes.gather` first sends this number of bytes: the length of a message in 8 bytes, then the message's beginning.
-# If the message is longer, a second exchange sends the rest.
-_FRAME = 256
+_FRAME = 256  # bytes that `Processes.gather` sends first: a message's length in 8 bytes, then the message's beginning
 
 
 class Processes:
-    """The processes that take the steps of a run together: their count, and the number of this process among them.
-
-    In every process `tell` and `gather` wait until the first process has given its bytes.
-    """
+    """Processes that take each step of a run together, and the number of this one; `gather` and `tell` wait for all."""
 
     def __init__(self, count: int, number: int) -> None:
         self.count, self.number = count, number
 
     @classmethod
     def of(cls, mesh: Any) -> Processes:
-        """Return the processes that have devices in a mesh.
-
-        Raise InputError unless these are all processes, or this process alone.
-        """
+        """Return the processes that have devices in a mesh; they must be all processes, or this process alone."""
         own, there = jax.process_index(), sorted({device.process_index for device in mesh.devices.flat})
         if there == [own]:
             return ALONE
@@ -90,10 +78,7 @@ class Processes:
         return self.gather(told if self.first else b"")[0]
 
     def decide(self, function: Callable[[], bytes]) -> bytes:
-        """Call a function in the first process alone, and return its result in all processes.
-
-        If the function raises an error, every process raises an error.
-        """
+        """Call a function in the first process alone.  Return its result, or raise if it fails, in all processes."""
         if self.count == 1:
             return function()
         if self.first:
@@ -128,10 +113,7 @@ ALONE = Processes(1, 0)  # the processes of a run in a single process
 
 
 def _whole(function: Callable[..., Any], **options: Any) -> Any:
-    """Jit a function, and keep its unused arguments in the program.
-
-    The keys of a run are derived from the program's text, so the text must also show these arguments.
-    """
+    """Jit a function, with unused arguments in the program's text too: the keys of a run are derived from the text."""
     return jax.jit(function, keep_unused=True, **options)
 
 
@@ -157,10 +139,7 @@ class Placement:
         return [("mesh", shape), ("shard", self._shard if isinstance(self._shard, str) else "PartitionSpecs")]
 
     def data(self, data: Any, users: Any) -> Any:
-        """Return the data as a step takes them, grouped by user if `users` are given.
-
-        On a mesh each device gets only its own rows.
-        """
+        """Return the data for a step, grouped by user if `users` are given; on a mesh each device gets its own rows."""
         if self.mesh is None:
             data = _on_device(data)
             return data if users is None else user_data(data, users, self._size)
@@ -169,10 +148,7 @@ class Placement:
         return _users_on_mesh(data, users, self.mesh, self._size, self.processes)
 
     def carried(self, state: Any, trained: Any) -> Carried:
-        """Return a state as the `Carried` that the first step takes, with `trained` as its parameters.
-
-        All arrays are copies, since the step overwrites them.
-        """
+        """Return a state's `Carried` with the parameters `trained`; all arrays are copies: the step overwrites them."""
         opt_state = state.opt_state
         if self._rule.buffers:
             past = self._rule.no_past(trained)
@@ -233,10 +209,7 @@ class Placement:
         return _whole(self.step_function, donate_argnums=0, **self._after(carried)).trace(carried, *rest)
 
     def loaded(self, carried: Carried, words: Any, batch: Any, now: Any, frozen: Any) -> list[Any]:
-        """Trace the three programs of a step whose batch the host loads.
-
-        batch : the arguments `rows`, `indices` and `mask` of the second program, or only their shapes and dtypes.
-        """
+        """Trace the programs of a `LoadedStep`; `batch` is (rows, indices, mask), or only their shapes and dtypes."""
         lies: dict[str, Any] = {}
         if self.mesh is None:
             nothing, one, end = loaded_step(self._rule, batch[0])
@@ -277,10 +250,7 @@ class Placement:
         return None if mesh is None else jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
     def _put(self, tree: Any, where: Any) -> Any:
-        """Put the arrays of a pytree on the devices, laid out as the shardings `where` say.
-
-        An array that is not yet spread over several processes must be the same in all processes; else raise InputError.
-        """
+        """Put arrays on the devices as `where` says; those not yet spread over processes must be the same in all."""
         if self.mesh is None:
             return _on_device(tree)
         if self.processes.count > 1:
@@ -300,12 +270,9 @@ class Placement:
 
 
 def _on_device(tree: Any) -> Any:
-    """Put the arrays of a pytree on the default device, none of them committed to it.
-
-    A committed array would change the keys of the run, so such an array is first copied to the host.
-    """
+    """Put a pytree's arrays on the default device, uncommitted: a committed array would change the keys of the run."""
     default = jax.device_put(np.float32(0)).devices()
-    # On a CPU `device_put` may share the memory of a NumPy array.  The caller may change this array later, so copy it.
+    # on a CPU `device_put` may share the memory of a NumPy array, which the caller may change later
     copy = True if {device.platform for device in default} == {"cpu"} else None
 
     def one(leaf: Any) -> Any:
@@ -319,11 +286,7 @@ def _on_device(tree: Any) -> Any:
 
 
 def copied(carried: Carried) -> Carried:
-    """Return a copy of all arrays.
-
-    `device_put` copies an array of one process, and compiles nothing.  `jnp.copy` copies an array that is spread over
-    several processes.
-    """
+    """Return a copy of all arrays, by `device_put` (which compiles nothing) unless one is spread over processes."""
     copy = lambda leaf: jnp.copy(leaf) if _spread(leaf) else jax.device_put(leaf, may_alias=False)
     there: Carried = jax.tree.map(copy, carried)
     return there
@@ -335,10 +298,7 @@ def _spread(leaf: Any) -> bool:
 
 
 def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
-    """Put the same number of consecutive rows on each device of a mesh, with rows of zeros after the last row.
-
-    A process reads only the rows of its own devices.
-    """
+    """Put equally many consecutive rows on each device, then zeros.  A process reads only the rows of its devices."""
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, P(mesh.axis_names))
 
@@ -358,10 +318,7 @@ def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
 
 
 def _users_on_mesh(data: Any, users: Any, mesh: Mesh, size: int, processes: Processes) -> UserData:
-    """Return `UserData` on a mesh.  Each device has consecutive users, and all examples of these users.
-
-    Zeros are added after the examples of a device, so that all devices have arrays of the same size.
-    """
+    """Return `UserData` on a mesh: each device has consecutive users and all their examples, filled up with zeros."""
     ids = np.asarray(users)
     if any(_spread(leaf) for leaf in jax.tree_util.tree_leaves(data)):
         raise InputError("data of users must be arrays of all examples in every process; give those")
@@ -395,10 +352,7 @@ def _on_host(leaf: Any) -> tuple[Any, Any]:
 
 
 def _filled(read: Callable[[int], np.ndarray], part: tuple[int, ...], dtype: Any, where: NamedSharding) -> Any:
-    """Return an array on a mesh, with a part of shape `part` on each device.
-
-    Given the number of a part's first row, `read` returns the rows of the part.  Zeros fill the rest of the part.
-    """
+    """Return an array of shape `part` on each device: what `read` gives for the number of its first row, then zeros."""
 
     def one(index: Any) -> np.ndarray:
         have = read(index[0].start or 0)

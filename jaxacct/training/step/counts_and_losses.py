@@ -23,24 +23,20 @@ _MOST_MEMBERS = 2**20  # largest expected batch size.  The noisy sum of twice as
 class PrivateLoss:
     """Request to release a noisy mean loss with every step, without adding to the step's privacy cost.
 
-    Let v_i be the loss of member i, clipped to [0, bound] and rounded to multiples of bound/1024.  A step also releases
-    sum_i (v_i - bound/2) plus Gaussian noise.  The noise has standard deviation ``noise * bound`` and is rounded to
-    multiples of bound/1024.
+    Let v_i be the loss of member i, clipped to [0, bound].  A step also releases sum_i (v_i - bound/2) plus Gaussian
+    noise of standard deviation ``noise * bound``; v_i and the noise are rounded to multiples of bound/1024.  Adding or
+    removing an example moves this sum by at most bound/2, its sensitivity.  Replacing one moves the sum of losses by at
+    most twice its sensitivity, and the sum of gradients likewise.  If z is the plan's noise multiplier, the gradients
+    get noise multiplier (z^-2 - (2 noise)^-2)^(-1/2), which needs noise > z/2.  Gradients and loss together then cost
+    as much as one Gaussian mechanism of noise multiplier z.
 
-    Adding or removing an example moves this sum by at most bound/2, its sensitivity.  Replacing an example moves the
-    sum of losses by at most twice its sensitivity, and the sum of gradients likewise.  Let z be the plan's noise
-    multiplier.  The gradients get noise multiplier (z^-2 - (2 noise)^-2)^(-1/2), which needs noise > z/2.  Gradients
-    and loss together then cost as much as one Gaussian mechanism of noise multiplier z.
-
-    The optimizer gets the noisy mean loss as ``value``: (noisy sum)/(expected batch size) + bound/2, clipped to
-    [0, bound].
+    The optimizer gets the mean loss (noisy sum)/(expected batch size) + bound/2, clipped to [0, bound], as ``value``.
 
     Parameters
     ----------
-    bound : from 1e-10 to 1e10.  A larger loss counts as the bound, and a negative loss as 0.  The bound must not be
-        chosen by looking at the data.
-    noise : standard deviation of the noise on the sum of losses, as a multiple of the bound, > 0.  By default it is a
-        tenth of the expected batch size: the mean loss then has a standard deviation of a tenth of the bound.
+    bound : from 1e-10 to 1e10, chosen without the data.  A larger loss counts as the bound, and a negative loss as 0.
+    noise : standard deviation of the noise on the sum of losses, as a multiple of the bound, > 0; by default a tenth of
+        the expected batch size, so that the noise on the mean loss has standard deviation bound/10.
 
     References
     ----------
@@ -114,20 +110,18 @@ def gradient_noise(
 class AdaptiveClip:
     """Clip norm that tracks a quantile of the norms of the gradients [Andrew et al. 2021].
 
-    Every step also releases a count: each unclipped example adds 1/2 to it and each clipped one -1/2.  The
-    count's Gaussian noise has standard deviation ``count_noise`` and is rounded to multiples of 1/2.  Then the clip
-    norm C is multiplied by exp(-learning_rate (share - quantile)), where share is the share of unclipped examples,
-    computed from the noisy count.  The count has sensitivity 1/2.  Let z be the plan's noise multiplier.  The gradients
-    get noise multiplier (z^-2 - (2 count_noise)^-2)^(-1/2), which needs count_noise > z/2.  Gradients and count
-    together then cost as much as one Gaussian mechanism of noise multiplier z.
+    Every step also releases a count of sensitivity 1/2: each unclipped example adds 1/2 and each clipped one -1/2.  Its
+    Gaussian noise has standard deviation ``count_noise`` and is rounded to multiples of 1/2.  The clip norm C is
+    multiplied by exp(-learning_rate (share - quantile)), where share is the noisy share of unclipped examples.  If z is
+    the plan's noise multiplier, the gradients get noise multiplier (z^-2 - (2 count_noise)^-2)^(-1/2), which needs
+    count_noise > z/2.  Gradients and count together then cost as much as one Gaussian mechanism of noise multiplier z.
 
     Parameters
     ----------
     initial : the first clip norm.
     quantile : the quantile of the norms that C tracks, in (0, 1).
     learning_rate : > 0.
-    count_noise : standard deviation of the noise on the count, in examples; by default a tenth of the expected batch
-        size [Andrew et al.].
+    count_noise : standard deviation of the noise; by default a tenth of the expected batch size [Andrew et al.].
 
     References
     ----------

@@ -1,7 +1,4 @@
-"""Derives a step's key from a secret root and from the states, programs, data and settings of the run so far.
-
-A repeated step has either the same result to the last bit, or new randomness (README.md of this folder, "Keys").
-"""
+"""Derives keys such that a repeated step has either the same bits or new randomness (README.md, "Keys")."""
 
 from __future__ import annotations
 
@@ -121,19 +118,11 @@ def advance(
     program: bytes,
     data: bytes,
     settings: tuple[Any, ...],
-    first: int,
-    cut: bytes = b"",
-    groups: int | None = None,
+    first: int,  # the first step of the pass that this step is in; -1 if the batch rule has no passes
+    cut: bytes = b"",  # a step with other bytes than the step before begins a new pass
+    groups: int | None = None,  # the number of groups, or of batches in a fixed order
 ) -> tuple[Lineage, StepKey]:
-    """Return the lineage after one more step, and the step's keys.
-
-    The lineage and the key `words` depend on the programs, data and settings of this step and of all earlier ones.
-
-    first : the first step of the pass that this step is in; -1 if the batch rule has no passes.
-    cut : bytes that are the same within a pass.  A step with other bytes begins a new pass.
-    groups : the number of groups, or of batches in a fixed order.  If given, the key `pass_words` depends on the
-        root and on `groups` alone.  So each record keeps its group or batch during the whole run.
-    """
+    """Return the lineage after one more step, and its keys; all programs, data and settings so far decide `words`."""
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
     chain = digest(lineage.chain, program, data, repr(settings).encode())
@@ -141,7 +130,7 @@ def advance(
     secret = hmac.digest(lineage.root.key, b"step" + chain, "sha256")
     of_pass = hmac.digest(lineage.root.key, b"pass" + digest(lineage.pass_chain, data, cut), "sha256")
     label = of_pass
-    if groups is not None:
+    if groups is not None:  # one key for the whole run, so that each record keeps its group or batch
         of_pass = hmac.digest(lineage.root.key, b"groups %d" % groups, "sha256")
         label = hmac.digest(lineage.root.key, b"pass %d of groups %d" % (first, groups), "sha256")
     batch = hmac.digest(secret, b"batch" + data, "sha256")
