@@ -37,7 +37,7 @@ class Table:
 
     Columns of numbers are float64, all others hold text.  `lower`, `estimate` and `upper` bracket the epsilon or delta
     of the row.  In a calibrated row they bracket what the target limits (epsilon or another risk) at the solved value.
-    NaN stands for an input that does not apply, or for an answer that does not exist; `status` then gives the reason.
+    An input that does not apply is NaN.  So is the answer of an infeasible configuration; `status` has the reason.
 
     Parameters
     ----------

@@ -297,7 +297,7 @@ class Contents:
 
         Set `whole` if somebody ended a run because of outputs seen outside of its callbacks, such as its checkpoints:
         every run then counts to the end of its plan.  A run with a filter costs the filter's whole budget; epsilon is
-        inf if it has spent more.  `relation` None means the relation of the plans.
+        inf if the run has spent more.  If `relation` is None, the plans' relation is used.
         """
         names = self._names(run)
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
@@ -312,7 +312,7 @@ class Contents:
         return replace(spent, releases=spent.releases + more) if more else spent
 
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
-        """Return `ahead` of the steps that a run owes, or of all if `whole` (README.md, "Outputs that were seen")."""
+        """Return `ahead` of the steps owed, or if `whole` of all that remain (README.md, "Outputs that were seen")."""
         spent, plan = self._known(run), self.headers[run][-1].plan
         promised = Counter(spent.owed)
         if not plan.filter:
