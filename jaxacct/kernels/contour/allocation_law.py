@@ -148,8 +148,8 @@ def jump_below(windows: Windows) -> Array:
 def log_real(cells: Cells, weight: Array, below: Array, r: Array, sign: float) -> Array:
     """Bound log E[w e^{sign r X/t}] from above for r >= 0, (B, R), by chords of the exponential, which is convex in X.
 
-    `weight` is the largest w in each cell, (B, J), and `below` the largest w below the first edge, (B,). If sign = 1, w is
-    0 above the last edge.
+    `weight`, (B, J), is the largest w in each cell; `below`, (B,), is the largest w below the first edge. If sign = 1,
+    w is 0 above the last edge.
     """
     share = np.clip(cells.share + sign * cells.doubt, 0.0, 1.0)
     w0, w1 = weight * cells.mass * (1.0 - share), weight * cells.mass * share
@@ -171,8 +171,8 @@ def _relative(cells: Cells) -> Array:
 def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: float) -> tuple[Array, Array]:
     """Bound log |A(c + iy')| (bulk) and log |B(c + iy')| (jumps) from above for every y' >= y, (B,) each.
 
-    On the path u + i sign alpha(u), e^{sign z X/t} has the modulus e^{r (sign c cos(s alpha) - y sin(s alpha))}, r = X(u)/t.
-    `alpha` has the values of alpha(u) at the edges, (B, J + 1). They lie in [0, pi/(2 s)], and the first and the last are 0.
+    On the path u + i sign alpha(u), |e^{sign z X/t}| is e^{r (sign c cos(s alpha) - y sin(s alpha))}, with r = X(u)/t.
+    `alpha`, (B, J + 1), is alpha(u) at the edges. It lies in [0, pi/(2 s)], and is 0 at the first and at the last edge.
     """
     s, windows = cells.s, cuts.windows
     most, least = np.maximum(alpha[:, :-1], alpha[:, 1:]), np.minimum(alpha[:, :-1], alpha[:, 1:])
@@ -203,7 +203,7 @@ def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: f
 def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
     """Return lower and upper bounds, (B,) each, of the call E(S - k)_+ (sign = 1) or the put E(k - S)_+ (sign = -1).
 
-    Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), - for the call. v = (e^{s^2} - 1)/t is the variance of S, whose mean is 1.
+    Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), - for the call. S has mean 1 and variance v = (e^{s^2} - 1)/t.
     Lower: (1 - k)_+ or E[S - k; some X_i > tk] for the call, (k - 1)_+ or E[k - S; all X_i <= k] for the put.
     """
     with np.errstate(all="ignore"):
@@ -394,7 +394,7 @@ class Powers(NamedTuple):
 
 
 def turned_by(angle: Array) -> Array:
-    """Return e^{i angle} - 1 = 2 i tau/(1 - i tau), tau = tan(angle/2), with tau's relative error (NumPy: up to 4 ulp)."""
+    """Return e^{i angle} - 1 = 2 i tau/(1 - i tau), tau = tan(angle/2), with tau's relative error, in NumPy 4 ulp."""
     tau = np.tan(0.5 * angle)
     share = 2.0 * tau / (1.0 + tau * tau)
     found = np.empty(angle.shape, np.complex128)

@@ -1,7 +1,7 @@
 """Balls in bins with noise of two bands: a transfer operator and its contour (README.md, "Bins that share noise").
 
-The pair for b bins is P = (1/b) sum_j N(m_j) and Q = N(0). m_j is the sum of those columns of the banded matrix that
-bin j uses. Only neighbouring bins have nonzero entries in a common row. So under Q the ratio dP/dQ has the law of
+The pair for b bins is P = (1/b) sum_j N(m_j) and Q = N(0), m_j being the sum of bin j's columns of the banded matrix.
+Only neighbouring bins have nonzero entries in a common row. So under Q the ratio dP/dQ has the law of
 
     S = (1/b) sum_j X_j,    X_j = e^{G_j - Var(G_j)/2},    G_j = first_j y_j + second_j y_{j+1},
 
@@ -33,18 +33,15 @@ ALIKE = 64
 ROUGHLY = 4
 """Takes the place of `ALIKE` where error bounds are only estimated. The bins then form fewer groups."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
-"""Values of u in the bound E e^{-xX} >= Phi(u) e^{-x X(u)}, whose best value is used. log X is normal, and X(u) is the
-value of X where log X lies u standard deviations above its mean."""
+"""Values of u for the bound E e^{-xX} >= Phi(u) e^{-x X(u)}: X is X(u) where log X is u deviations above its mean."""
 SHAPES = ((0.0, 1.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0), (0.7, 2.0))
 """Pairs (bend, scale/c), one for each shape of line that is tried. `Line` defines bend, scale and c."""
 CELLS = 200
 """Number of cells into which a line is divided, to bound an integral along it."""
 BOX, MOST_BOXES, ROUGH_BOXES = 0.6, 36, 18
-"""The nodes of a lattice are grouped into boxes. log X grows by about BOX over one box, or by more if boxes of that
-size would be more than MOST_BOXES, or ROUGH_BOXES for an estimate."""
+"""log X grows by about BOX over a box of nodes, or by more if there were over MOST_BOXES (ROUGH_BOXES in estimates)."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
-"""Pairs (share, begin), one for each path that is tried. The path's shift is this share of the largest shift. The
-path's window begins where |z| X/b = begin. If begin is 0, there is no window, and the shift is the same everywhere."""
+"""(share of the largest shift, begin) of each path. A window begins where |z| X/b = begin; if 0, there is none."""
 NEARLY = 0.15
 """If no lattice reaches the wanted accuracy, an error of up to e^NEARLY times the least possible error is accepted."""
 GROUPS = 16
@@ -74,30 +71,16 @@ ABSOLUTE = 3e-15
 
 
 class Kind(NamedTuple):
-    """The smallest and the largest coefficients and variances in one group of similar bins j."""
+    """(Smallest, largest) first_j, second_j and variance of G_j (see `Bins`) in one group of similar bins."""
 
     first: tuple[float, float]
-    """(smallest, largest) coefficient of the standard normal y_j in G_j, the normal of bin j."""
     second: tuple[float, float]
-    """(smallest, largest) coefficient of the next standard normal, y_{j+1}, in G_j."""
     variance: tuple[float, float]
-    """(smallest, largest) variance of G_j."""
-    many: int
-    """Number of bins in the group."""
+    many: int  # number of bins in the group
 
 
 class Bins:
-    """The normals G_j = first_j y_j + second_j y_{j+1} of b bins, in units of the noise, with coefficients >= 0.
-
-    The y_j are independent standard normals, and y_b = y_0. If the last entry of `second` is 0, the bins form a chain.
-    Otherwise they form a ring.
-
-    first, second : (b,) the coefficients.
-    shared : (b,) covariances of G_{j-1} and G_j. If b = 2, the only covariance is the last entry, and the first
-        entry is 0.
-    angles : the smallest and the largest first_j + second_j. Shifting every y by i v turns X_j by the angle
-        v (first_j + second_j).
-    """
+    """The normals G_j of b bins (see above), in units of the noise: a chain if `second[-1]` is 0, and else a ring."""
 
     def __init__(self, variance: np.ndarray, shared: np.ndarray) -> None:
         """Find coefficients for which G_j has `variance[j]`, and G_j and G_{j+1} have the covariance `shared[j]`."""
@@ -120,20 +103,16 @@ class Bins:
         self.variances = self.first**2 + self.second**2
         self.sizes, both = np.sqrt(self.variances), self.first + self.second
         self.angles, self.largest = (
-            (float(both.min()), float(both.max())),
+            (float(both.min()), float(both.max())),  # least and largest turn of an X_j if every y is shifted by i
             float(max(self.first.max(), self.second.max())),
         )
-        self.shared = self.first * np.roll(self.second, 1)
+        self.shared = self.first * np.roll(self.second, 1)  # covariances of G_{j-1} and G_j
         risen = lambda x: np.expm1(np.minimum(x, 600.0))
         # the standard deviation of S
         self.deviation = float(np.sqrt(np.sum(risen(self.variances) + 2.0 * risen(self.shared)))) / self.count
 
     def kinds(self, rough: bool = False) -> Iterator[Kind]:
-        """Yield a `Kind` for each group of bins with similar coefficients (`ALIKE`).
-
-        A `Kind` holds the smallest and the largest coefficients of its group. If `rough` is true, the groups are
-        larger, and a `Kind` holds the group's mean coefficients in both places.
-        """
+        """Yield a `Kind` for each group of bins with similar coefficients; if `rough`, of larger groups, with means."""
         alike = ROUGHLY if rough else ALIKE
         ends: tuple[Any, Any] = (np.mean, np.mean) if rough else (np.min, np.max)
         pairs, groups = np.stack([self.first, self.second]), collections.defaultdict[tuple[float, ...], list[int]](list)
@@ -163,17 +142,12 @@ class Lattice(NamedTuple):
 
 
 class Path(NamedTuple):
-    """N paths of integration y(s) = s - i shift W(s), W(s) = 1/(1 + e^{-(s - start)/width}). Every field is (N,).
-
-    Where `start` is -inf, W is 1.
-
-    strip : distance by which s is moved up and down in the complex plane, to bound the error of sums on the path.
-    """
+    """N paths y(s) = s - i shift W(s). W(s) = 1/(1 + e^{-(s - start)/width}), or 1 if start = -inf. Fields are (N,)."""
 
     shift: np.ndarray
     start: np.ndarray
     width: np.ndarray
-    strip: np.ndarray
+    strip: np.ndarray  # distance by which s is moved up and down in the complex plane, to bound the error of sums
 
     def window(self, s: np.ndarray, up: Array = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return Re W, Im W and |W'| at s + i up, up >= 0, each of shape (N, s.size)."""
@@ -280,18 +254,12 @@ class Wedge(NamedTuple):
 
 
 class Boxed(NamedTuple):
-    """Bounds, (N, boxes) each, of y(s + i side strip) on each `Path`, for s in each of several intervals ("boxes").
+    """Bounds, (N, boxes) each, of y(s + i side strip) on each `Path`, for s in each of several intervals ("boxes")."""
 
-    real : upper bound of Re y.
-    low, high : lower and upper bounds of Im y.
-    density : for side 1 or -1, upper bound of the integral of |N(y) dy| over the box, with the normal density N. For
-        side 0, upper bound of |N(y) dy|/(N(s) ds) in the box.
-    """
-
-    real: np.ndarray
-    low: np.ndarray
+    real: np.ndarray  # upper bound of Re y
+    low: np.ndarray  # low <= Im y <= high
     high: np.ndarray
-    density: np.ndarray
+    density: np.ndarray  # upper bound of the integral of phi(y) |dy|; for side 0, of phi(y) |dy|/(phi(s) ds)
 
 
 class Errors:
@@ -324,11 +292,7 @@ class Errors:
         return np.minimum(2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9, 600.0)
 
     def log_error(self, decay: Decay, z: Wedge, path: Path, others: Sequence[Errors] = ()) -> np.ndarray:
-        """Return upper bounds of the log of the transform's error, for every z of each wedge.
-
-        The result has the shape (1 + len(others), N). Its first row is the bound on this lattice. The other rows are
-        only estimates for the lattices of `others`, since they use the norms of this lattice.
-        """
+        """Return (1 + len(others), N) logs of errors on wedges: upper bounds here, then estimates for `others`."""
         bins, edges = self.bins, self.edges
         turned = np.maximum(z.high - path.shift * bins.angles[0], path.shift * bins.angles[1] - z.low)
         away = np.where(np.isinf(path.start), turned, z.high)
@@ -360,11 +324,7 @@ class Errors:
     def _bin(
         self, kind: Kind, z: Wedge, x: np.ndarray, path: Path, sides: list[Boxed], weights: tuple[np.ndarray, ...]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Bound three squared norms: of a bin's factor, of its rounding error, and of the error of lattice sums.
-
-        The factor is e^{-zX/b}, divided by e^{-x|X|/b}. The third bound, (2, 3, N), has three entries for each of the
-        bin's two normals: for the normal shifted up, for the normal shifted down, and for its part beyond the lattice.
-        """
+        """Bound squared norms: of a bin's factor e^{x|X|/b - zX/b}, of its rounding, and of errors of lattice sums."""
         both, most = (kind.first, kind.second), z.size / self.bins.count
         along = lambda place, values: values[:, None, :] if place else values[:, :, None]
         each = lambda values: values[:, None, None]
@@ -395,6 +355,7 @@ class Errors:
         spread = 24.0 * (kind.variance[1] + sum(along(p, both[p][1] * far) for p in (0, 1))) + 30.0
         nodes = np.isfinite(np.diff(self.edges))
         units = np.where(nodes[:, None] & nodes, square * np.square(each(most) * size * spread), 0.0)
+        # `missed` is for each of the bin's normals: shifted up, shifted down, and its part beyond the lattice
         plain, missed = weights[0], np.empty((2, 3, x.size))
         for place, (kind_of, side) in itertools.product((0, 1), enumerate(sides[1:])):
             shifted = np.broadcast_to(rise(ordered(place, side, sides[0]), np.zeros(x.size))[1], shape)
@@ -416,12 +377,7 @@ class Piece(NamedTuple):
 def pieces(
     bins: Bins, decay: Decay, z: np.ndarray, log_weight: np.ndarray, log_goal: float, lattices: Sequence[Lattice]
 ) -> Iterator[Piece]:
-    """Choose a path and one of the `lattices` (coarsest first) for each z. Yield a `Piece` for each lattice used.
-
-    The sum of the errors at all z, times their weights, should be at most e^log_goal. If no choice reaches this goal,
-    the sum should be near the least possible sum (`NEARLY`). Each wedge (some consecutive z) gets the lattice
-    with the least work + price * error. The price is the same for all wedges, and as low as the goal permits.
-    """
+    """Choose a path and one of `lattices` (coarsest first) for each z. The weighted errors should sum to e^log_goal."""
     groups = np.arange(0, z.size, max(1, z.size // GROUPS))
     many = np.diff(np.append(groups, z.size))
     wedge, errors = Wedge.around(z, groups), [Errors(bins, lattice) for lattice in lattices]
@@ -432,6 +388,7 @@ def pieces(
     limit = max(log_goal, float(np.logaddexp.reduce(np.min(total, axis=0))) + NEARLY)
     work, left = np.multiply.outer([_work(bins, lattice) for lattice in lattices], many), np.ones(groups.size, bool)
     share = np.exp(np.minimum(total - min(limit, 600.0), 600.0))  # `limit` may be infinite
+    # each wedge takes the lattice of least work + price * share, at the lowest price that reaches `limit`
     for price in work.max() * 1.5 ** np.arange(-20.0, 60.0):
         chosen = np.argmin(work + price * share, axis=0)
         if np.sum(share[chosen, np.arange(groups.size)]) <= 1.0:
@@ -515,10 +472,8 @@ def decay_of(bins: Bins, x: np.ndarray) -> Decay:
 
 
 def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
-    """Return an upper bound of log |Psi(z)| for all z with |z| >= size and low <= arg z <= high.
-
-    Every y_j is shifted by the same imaginary number. The least of the bounds for several such numbers is returned.
-    """
+    """Return an upper bound of log |Psi(z)| for all z with |z| >= size and low <= arg z <= high."""
+    # each shift, an imaginary number added to every y_j, gives a bound
     shift = np.linspace(0.0, 1.0, 13) * np.minimum(high[..., None] / bins.angles[1], MOST_TURN)
     ends = (high[..., None] - bins.angles[0] * shift, bins.angles[1] * shift - low[..., None])
     away = np.maximum(*ends)
@@ -602,8 +557,7 @@ class Contour(NamedTuple):
     strips: tuple[Cells, ...]
     """Bounds of the integral along the upper and the lower edge of a strip around the line."""
     log_strip: float
-    """log of 1/(e^{2 pi d/h} - 1), the factor of `strips` in the bound of the trapezoid rule's error. d is the distance
-    from the line to an edge of the strip, and h the step."""
+    """log of 1/(e^{2 pi d/h} - 1), the factor of `strips` in the trapezoid error, for step h and half width d."""
     beyond: Cells
     """Bound of the part of the integral beyond the last point of the line."""
 
@@ -620,10 +574,7 @@ class Contour(NamedTuple):
 
 
 def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float, most: float) -> tuple[Contour, float]:
-    """Return a contour for k with an error of about e^log_goal, and the number of multiplications that were needed.
-
-    An ArithmeticError is raised if `most` multiplications do not suffice, or if the error would exceed e^log_most.
-    """
+    """Return a contour for k with an error near e^log_goal, and its work, or raise beyond `most` work or e^log_most."""
     x = np.geomspace(min(decay.x[1], 0.5 / k), decay.x[-1], 200)
     saddle = float(x[np.argmin(k * x + decay(x) - 2.0 * np.log(x))])
     best: tuple[Any, ...] = (np.inf,)
@@ -731,9 +682,8 @@ class Profile:
     ) -> np.ndarray:
         """Return lower bounds, estimates and upper bounds, (3, K), of delta at ascending eps.
 
-        width : the wanted relative width. A bracket may be wider where the work limit or rounding prevents it.
-        error : absolute width that suffices. Calls with `error` > 0 belong to one search and share its work limit.
-        least : a number, or one for each eps. A delta below it may have a wide bracket.
+        `width` is the wanted relative width. A bracket may be wider where the work limit or rounding prevents it, and
+        where delta is below `least`. `error` is an absolute width that suffices. Calls with `error` > 0 share a limit.
         """
         found, k = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0))
         least = np.broadcast_to(least, eps.shape)
@@ -771,8 +721,7 @@ class Profile:
         self.left = 1.5 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
-        # Coarse contours bring eps near the solution. A fine contour there gives the bracket. In the remove direction
-        # the first eps is often so near the solution that the fine contour can be placed there at once.
+        # Coarse contours bring eps near the solution. A fine contour there (for sign 1 often at once) ends the search.
         many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
         least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)

@@ -12,7 +12,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, pick, powers, repeat, sum_depth
 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
-"""Abscissae c to try, as multiples of the saddle point: up to 1 for the contour, all for Chernoff bounds of the images."""
+"""Abscissae c, as multiples of the saddle point: those up to 1 are tried for the contour, all for bounds of images."""
 LEAST_VALUE = 1e-300
 """Numbers are raised to at least this before a logarithm is taken. A contour's lower end below this is not used."""
 SUM_OUTWARD = 1.0000001
@@ -86,7 +86,7 @@ def log_geometric(gap: Array) -> Array:
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """Bound the log of the sum of all images from above. `log_bound`, (A,): Chernoff's log bounds at `at` for eps = 0."""
+    """Bound the log of the sum of all images from above. `log_bound`, (A,): logs of Chernoff's bounds for eps = 0."""
     xp = namespace(c, epsilon)
     period = 2.0 * xp.pi / h
     gap = (at - c[..., None]) * period[..., None]
@@ -164,7 +164,7 @@ def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
 def certified(
     candidates: Array, bounds: tuple[Array, Array], log_delta_low: Array, log_delta_high: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, proved, upper, proved) for eps: a candidate if `bounds` of log delta prove it, else -inf or inf."""
+    """Return (lower, proved, upper, proved) for eps: a candidate that `bounds` of log delta prove, else -inf or inf."""
     xp = namespace(candidates)
     below, above = candidates[0], candidates[1]  # `bounds` are lower and upper bounds of log delta at both
     # A margin of 4 roundoffs is kept, since the given logarithms of delta may be off by a few roundoffs.
@@ -240,7 +240,7 @@ def _split(count: int) -> tuple[int, int]:
 def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
     """Return real and imaginary parts, (count,), of `sum_j weight_j (e^{i k angle_j} - 1)` for all k < count."""
     xp = namespace(weight, angle)
-    # With k = a + inner b, `e^{i k angle} - 1` is x + y + x y. A table has x for each a, and another y for each b. So one
+    # With k = a + inner b, `e^{i k angle} - 1` is x + y + x y. One table has x for each a, another y for each b. So one
     # matrix product gives all k, with errors that are small relative to the terms. Sums by blocks round less.
     inner, outer = _split(count)
     size = blocks(weight.shape[-1])
@@ -269,6 +269,6 @@ def polar(re: Array, im: Array) -> tuple[Array, Array]:
 
 
 def depth(points: int, count: int) -> float:
-    """Bound the rounding of a term of `departures` for exact arguments, in 2^-53 times `weight_j min(2, k |angle_j|)`."""
+    """Bound the rounding of a term of `departures` for exact arguments, over 2^-53 weight_j min(2, k |angle_j|)."""
     # a step of a table costs 5.1 units, a rounding in a sum of products 4.9; last comes the sum of the weights
     return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)

@@ -1,9 +1,7 @@
 """Bounds of the errors of sampled Gaussians and other parts on a contour (kernels/README.md, sections 1 to 4).
 
-Every function bounds one source of error, relative to the tilted mass `M(c)` of its part.  The sources are quadrature
-range, quadrature step, rounding, the terms beyond the cut-off, and periodic images.  Level sets of the tilted density
-give the bound of the terms beyond the cut-off.  Chernoff's bound limits the images.  The likelihood ratio of a sampled
-Gaussian at u = x/sigma is mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).
+Each function bounds one source of error, most relative to the tilted mass `M(c)` of the part.  The likelihood ratio of
+a sampled Gaussian at u = x/sigma is mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).
 """
 
 from functools import partial
@@ -27,25 +25,20 @@ LOG_MIX_UNITS = 18.0
 TALLEST_LINE = 12.0
 """Largest imaginary part of u on a shifted line of integration."""
 LARGEST_DOUBT = 0.1
-"""First-order error bounds are used only if every weight's logarithm is off by less than this. Otherwise bounds are
-cruder, or nothing is certified."""
+"""First-order error bounds are used only if the log of every weight is off by less than this."""
 ROUNDED_UP = 1.001
 """Factor on an error bound that covers the rounding of the bound itself."""
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound the error that the finite range of the grid adds, relative to M(c).
-
-    It is the tilted mass outside the grid, plus the integrals along both sides of `_step_error`'s path.
-    """
+    """Bound, relative to M(c), the tilted mass outside the grid plus the sides of `_step_error`'s path."""
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
     first = log1p(-q)
     shift, move = a / sigma, -a * q / sigma
     by_jensen = 0.5 * move * (move + 1.0 / sigma)
-    # The first four entries are for remove: two tails of each of the two Gaussians. The last three are for add: a bound
-    # of the right tail, and two bounds of the left tail, of which the smaller one counts.
+    # for remove, two tails of each of the two Gaussians; for add, a bound of the right tail and two of the left tail
     beyond = stack(xp, [hi, -lo, hi - shift, shift - lo, hi, -lo, -lo - move])
     log_size = stack(xp, [first, first, second, second, a * t.loss[..., -1], a * first, by_jensen])
     log_tail = xp.where(beyond > 0, -xp.log(2.0) - 0.5 * beyond**2, 0.0)
@@ -56,11 +49,7 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
 
 
 def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) -> Array:
-    """Bound the trapezoid error, relative to M(c), for every |t| <= t_max, by moving the line of integration to x + ia.
-
-    `|mix(x + ia)|` and the argument of mix are monotone in x, so a cell is bounded by the worse of its ends.  The path
-    returns to the real axis half a step outside the grid, along two sides. `_range_error` bounds their integrals.
-    """
+    """Bound the trapezoid error, relative to M(c), for every |t| <= t_max, on the shifted line x + i alpha."""
     xp = namespace(t.u, t_max)
     width = sigma[..., None]
     ends = stack(xp, [t.u[..., 0] - t.step, t.u[..., -1] + t.step])
@@ -85,6 +74,8 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     # Three heights of the line are tried, as shares of the height that seems best. Each height gives a valid bound.
     shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray((0.5, 0.8, 0.95))
     alpha = xp.clip(shifts, 1e-3 * widest[..., None], xp.minimum(0.97 * widest, TALLEST_LINE)[..., None])
+    # The path returns to the real axis half a step outside the grid, along two sides (`_range_error` bounds them).
+    # |mix(x + i alpha)| and arg mix are monotone in x, so a cell is bounded by the worse of its ends.
     # from here on, the last axis but one is for the heights of the line
     angle = (alpha / width)[..., None]
     odds, loss, small = odds[..., None, :], loss[..., None, :], angle <= 0.5 * xp.pi
@@ -137,18 +128,14 @@ def per_term(sigma: Array, q: Array, t: Tilted) -> Rounding:
 
 
 def _rounding_errors(sigma: Array, q: Array, t: Tilted, t_max: Array, depth: float) -> tuple[Array, Array, Array]:
-    """Return bounds of the rounding errors of r/t, r and log M(c), with r = `M(c+it)/M(c) - 1` and 0 < t <= t_max.
-
-    A term of r is a weight times `e^{it loss} - 1`, and both factors have rounding errors. The second factor is at most
-    `min(2, t |loss|)`, so an error of the weight changes the term little where t |loss| is small.
-    """
+    """Return bounds of the rounding errors of r/t, r and log M(c), with r = `M(c+it)/M(c) - 1` and 0 < t <= t_max."""
     xp = namespace(t.u, t_max)
     units = per_term(sigma, q, t)
     size = xp.abs(t.loss)
+    # a term of r is a weight times `e^{it loss} - 1`, whose modulus is at most `min(2, t |loss|)`
     rotated = units.weight + depth
     turned = units.loss + 12.0 * size
-    # The sums below add errors to first order, and `grown` covers the higher orders. `grown` is inf, and so nothing is
-    # certified, where the largest error is LARGEST_DOUBT or more.
+    # the sums below add errors to first order, and `grown` covers the higher orders
     grown = ROUNDOFF * xp.where(units.doubt < LARGEST_DOUBT, 1.0 + 2.0 * units.doubt, xp.inf)
     own = sum_depth(t.u.shape[-1]) + 40.0 + 8.0 * xp.abs(t.log_m)
     return (
@@ -171,12 +158,11 @@ def gaussian_errors(
 
 
 def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: Array, step: Array) -> Array:
-    """Bound how far log M(c) lies above the logarithm of its trapezoid sum.
+    """Bound how far log M(c) lies above the log of its trapezoid sum, by integrating on the line u = x + i alpha.
 
-    The line of integration is moved to u = x + i alpha.  Let mix(u) be the likelihood ratio, and v = alpha/sigma.  For
-    every real x, `mix(x) cos(v/2) <= |mix(x + i alpha)| <= mix(x)`.  For every x below the grid's right end `end`,
-    `|mix(x + i alpha)|^2 >= mix(x)^2 (1 - s sin^2(v/2))`.  The number s depends on the odds o = `q e^y/(1-q)` at `end`.
-    If o <= 1, s is 4 o/(1+o)^2, else s is 1.
+    With v = alpha/sigma, `mix(x) cos(v/2) <= |mix(x + i alpha)| <= mix(x)` for every real x.  For every x below the
+    grid's right end `end`, `|mix(x + i alpha)|^2 >= mix(x)^2 (1 - s sin^2(v/2))`.  With the odds o = `q e^y/(1-q)` at
+    `end`, s is 4 o/(1+o)^2 if o <= 1, and else 1.
     """
     xp = namespace(end, c)
     log_odds = xp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
@@ -192,7 +178,6 @@ def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: 
     shrunk = 0.5 * log1p(-s * xp.sin(0.5 * alpha / sigma) ** 2)
     decay = 2.0 * xp.pi * alpha / step
     relative = 2.0 * xp.exp(0.5 * alpha**2 + xp.where(removing, 0.0, -c * shrunk) - decay) / (-xp.expm1(-decay))
-    # where the error may be half of M(c) or more, the result is inf
     error = xp.min(relative, axis=-1)
     return xp.where(error < 0.5, -log1p(-xp.minimum(error, 0.5)), xp.inf)
 
@@ -202,9 +187,9 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     xp = namespace(sigma, c)
     t = tilted_gaussian(sigma, q, sign, c, nodes)
     edge = xp.maximum(xp.abs(t.u[..., 0]), xp.abs(t.u[..., -1]))
-    # log M(c) is the logarithm of a sum of exponentials. Errors of the exponents change log M(c) by at most the largest
-    # error (`worst`), and if all errors are small, by about the mean error (`mean`). `units` returns `worst` if called
-    # with the largest |loss|, u^2 and posterior, and `mean` if called with their means. Both are in roundoffs.
+    # Errors of the exponents change log M(c), a log of a sum of exponentials, by at most the largest error (`worst`),
+    # and if all are small, by about the mean error (`mean`). `units` gives `worst` from the largest |loss|,
+    # u^2 and posterior, and `mean` from their means, both in roundoffs.
     z, through_y = xp.abs(t.power) + 1.0, 4.0 * (edge / sigma + 0.5 / sigma**2) - 3.0 * xp.log(q)
 
     def units(loss: Array, square: Array, posterior: Array) -> Array:
@@ -219,8 +204,7 @@ def _log_m_above(sigma: Array, q: Array, sign: Array, c: Array, nodes: int) -> A
     rounding = ROUNDOFF * (rounding + sum_depth(nodes) + 40.0 + 8.0 * xp.abs(t.log_m))
     in_step = _step_error_on_the_axis(sigma, q, sign, c, t.u[..., -1] + t.step, t.step)
     above = t.log_m + ROUNDED_UP * in_step + rounding
-    # Without the mass beyond the grid's ends, log M(c) is too small by at most 2 e^-42 < 1e-17. If |u| exceeds 1e14 the
-    # result is inf, since float64 cannot tell the points of the grid apart.
+    # the mass beyond the grid adds at most 2 e^-42 < 1e-17; if |u| > 1e14, float64 cannot tell points of the grid apart
     return xp.where((t.step > 0.0) & (edge < 1e14), above + 1e-17, xp.inf)
 
 
@@ -243,10 +227,9 @@ def _finite_above(loss: Array, mass: Array, c: Array) -> Array:
 
 
 def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
-    """Return an upper bound of `K(c) + log kappa(c)`, for Chernoff's `delta(eps) <= e^{K(c) - c eps} kappa(c)`.
+    """Bound `K(c) + log kappa(c)` from above, with all errors; inf if no bound is certified. c > 0.
 
-    `kappa(c) = c^c/(1+c)^{1+c}` is the best constant in `(1 - e^{-x})_+ <= kappa e^{cx}`, c > 0.  The bound covers the
-    quadrature error of K and all rounding.  It is inf where no finite bound can be certified.
+    Chernoff's bound is `delta(eps) <= e^{K(c) - c eps} kappa(c)`, with kappa of `core.log_kappa`.
     """
     xp = namespace(law.sign, c)
     at = c[..., None]
@@ -266,10 +249,9 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
 
 
 def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
-    """Bound the tilted density of the loss from below by a sum of slabs (kernels/README.md, section 2).
+    """Bound the loss's tilted density from below by slabs, constant on a level set about one of two modes, else 0.
 
-    Each slab is constant on a level set about one of two modes, and zero elsewhere.  Return the heights of the slabs,
-    and lower bounds of the lengths of their level sets, (2 (LEVELS - 1),) each.
+    Return the slabs' heights and lower bounds of the level sets' lengths, (2 (LEVELS - 1),) each.
     """
     xp, size = namespace(t.u), t.u.shape[-1]
     log_f = xp.log(t.weight) - xp.log(t.step)[..., None] - xp.log(t.posterior) + xp.log(sigma)[..., None]
@@ -306,10 +288,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
 
 
 def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, levels: Array) -> Array:
-    """Return lower bounds of the lengths, in losses, of M intervals.
-
-    Interval i lies about the node `modes[i]`, and log f >= `levels[i]` on it.
-    """
+    """Return lower bounds, in losses, of lengths of intervals about the nodes `modes` on which log f >= `levels`."""
     xp, size = namespace(log_f), log_f.shape[-1]
     index = xp.arange(size)
     outside = log_f[..., None, :] < levels[..., None]
@@ -323,8 +302,7 @@ def _lengths(sigma: Array, t: Tilted, log_f: Array, off: Array, modes: Array, le
     slope_r, slope_l = f_r - at(log_f, outer_r), f_l - at(log_f, outer_l)
     part_r = xp.where(slope_r > 0, (f_r - levels) / xp.where(slope_r > 0, slope_r, 1.0), 0.0)
     part_l = xp.where(slope_l > 0, (f_l - levels) / xp.where(slope_l > 0, slope_l, 1.0), 0.0)
-    # the loss is convex in u, so a tangent at the right end and a chord at the left end give an interval that lies
-    # inside the level set
+    # the loss is convex in u: a tangent at the right and a chord at the left give an interval inside the level set
     end_r = at(t.loss, inner_r) + part_r * t.step[..., None] * at(t.posterior, inner_r) / sigma[..., None]
     end_l = loss_l + part_l * (at(t.loss, outer_l) - loss_l)
     # `moved` bounds the sum of the rounding errors of both ends of the interval

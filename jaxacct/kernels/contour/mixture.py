@@ -3,10 +3,9 @@
     delta(eps) = (1/2 pi i) int e^{K(z) - z eps}/(z (z+1)) dz on Re z = c,   K = sum_i n_i log sum_b share_b M_b(z)
 
 Step i, composed n_i times, draws a branch b with the probability share_b. On one of two neighbouring data sets the
-output u of the branch has the law sum_j w_j N(s_j, 1), s_j >= 0. On the other data set it has the law N(0, 1). The
-likelihood ratio of the two laws is mix(u) = sum_j w_j e^{s_j u - s_j^2/2}. The moment generating function of the
-branch's loss is M_b(z) = int phi(u) mix(u)^a du, where phi is the density of N(0, 1), and a is z + 1 for the direction
-remove and -z for the direction add. These kernels run on NumPy only.
+output u of the branch has the law sum_j w_j N(s_j, 1), s_j >= 0, on the other N(0, 1). Their likelihood ratio is
+mix(u) = sum_j w_j e^{s_j u - s_j^2/2}. The branch's loss has the moment generating function M_b(z) =
+int phi(u) mix(u)^a du, with the density phi of N(0, 1), and a = z + 1 for remove or a = -z for add. NumPy only.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from jaxacct.kernels.contour.core import Nodes, log_kappa
 from jaxacct.kernels.contour.gaussian_errors import sinc_envelope
 
 SMALL_LOSSES = 30.0
-"""If every y in mix = sum of w e^y is at most this, mix - 1 is computed as the sum of w expm1(y). This sum keeps its
-digits where mix is near 1."""
+"""If every y in mix = sum of w e^y is at most this, mix - 1 is the sum of w expm1(y), exact where mix is near 1."""
 BLOCK = 16
 """Number of values of t for which bounds are evaluated at a time."""
 HEIGHT_SHARE = 0.998
@@ -36,7 +34,6 @@ LOG_TOLERANCE = float(np.log(1e-9))
 LARGEST_CANCELLATION = 3.0
 """Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats."""
 MOST_NODES = 400_000
-"""Largest number of nodes of a contour."""
 
 
 def delta_bracket(nodes: Nodes, epsilon: float) -> tuple[float, float, float]:
@@ -110,7 +107,7 @@ def _nodes(parts: list[Part], highest: float, epsilon: float, log_delta: float) 
     if count > MOST_NODES:
         raise TooMany("nodes")
     laws = _quadratures(parts, c, count * step, LOG_TOLERANCE - 5.0)
-    if count * sum(q.u.size for row in laws for q in row) > 3e8:  # limits the run time
+    if count * sum(q.u.size for row in laws for q in row) > 3e8:
         raise TooMany("work")
     k, k_error = _exponent(parts, laws)
     t = step * np.arange(count)
@@ -239,12 +236,10 @@ def largest_modulus_gap(branch: Quadrature, t: Array) -> Array:
 
 
 def _on_lines(branch: Quadrature, t: Array) -> Array:
-    """Return upper bounds, (T,), of |M(c + it')|/M(c) for all t' >= t, by integrals on lines u + iv.
-
-    On a line with v > 0 the modulus of mix^{it} is e^{-t arg mix}, which falls with t. So a bound at t holds beyond t.
-    """
+    """Return upper bounds, (T,), of |M(c + it')|/M(c) for all t' >= t, by integrals on lines u + iv."""
     law = branch.law
     spread = float(law.shift[-1] - law.shift[0])
+    # If v > 0, |mix^{it}| = e^{-t arg mix} falls with t. So a bound at t holds beyond t.
     # no line lies above v = 3, since the Gaussian grows by e^{v^2/2} at height v
     highest = min(0.5 * np.pi / spread if spread > 0.0 else np.inf, 3.0)
     found = np.ones(t.shape)
@@ -319,9 +314,9 @@ class Quadrature(NamedTuple):
     """The law of a branch under the tilt e^{c loss}, on a grid of X nodes."""
 
     law: BranchLaw
-    power: float  # exponent of mix at z = c: c + 1 for remove, -c for add
-    step: float  # distance of neighbouring nodes
-    u: Array  # (X,) nodes
+    power: float  # a at z = c: c + 1 for remove, -c for add
+    step: float
+    u: Array  # (X,) nodes, `step` apart
     log_mix: Array  # (X,) log mix at the nodes
     slope: Array  # (X,) d log_mix/du, the posterior mean of the shift
     p: Array  # (X,) tilted mass at each node; the masses sum to 1, up to rounding and `from_step`
@@ -356,7 +351,7 @@ def quadrature(law: BranchLaw, c: float, t: float, log_goal: float) -> Quadratur
         # `step` has five binary digits, so that the nodes, which are multiples of `step`, are exact
         step = float(np.ldexp(np.floor(fraction * 32.0) / 32.0, int(exponent)))
         first, last = int(np.floor(left / step)), int(np.ceil(right / step))
-        if not 0 < last - first <= 100_000 or (last - first) * shift.size > 6e6:  # limits of memory
+        if not 0 < last - first <= 100_000 or (last - first) * shift.size > 6e6:
             raise TooMany("quadrature points")
         found = _on_grid(law, power, t, step * np.arange(first, last + 1), step, height)
         if np.log(max(found.from_step, 1e-320)) <= log_goal + 1.0:
@@ -454,7 +449,7 @@ class Line(NamedTuple):
     log_cells: Array  # (X - 1,) log of a bound of the integral over each cell of the grid
     angle: Array  # (X,) arg mix at the nodes u + iv
     log_left: float  # log of a bound of the integral to the left of the grid
-    log_right: float  # log of a bound of the integral to the right of the grid
+    log_right: float
 
 
 def line(
@@ -505,15 +500,15 @@ class Part(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Estimates of K and of its first two derivatives at some c. They serve to place the contour."""
+    """Estimates of K, K' and K'' at some c. They serve to place the contour."""
 
     k: float
-    mean: float  # K'
-    variance: float  # K''
+    mean: float
+    variance: float
 
 
 def sketch(parts: list[Part], c: float) -> Sketch:
-    """Estimate K and its first two derivatives at c."""
+    """Return the `Sketch` at c."""
     k = mean = variance = 0.0
     for part in parts:
         logs, means, squares = [], [], []

@@ -1,10 +1,7 @@
-"""The plain contour: delta(eps) by damped inversion of the moment generating function, with a certificate.
+"""The plain contour: the integral of core.py, without a split of the law, with a certificate (kernels/README.md).
 
-    delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
-
-is computed by the trapezoid rule in t = Im z with step h = 2 pi/period, on `count` nodes (kernels/README.md).  K(z) is
-the sum of the logarithms of the moment generating functions of all steps.  Besides delta(eps) the trapezoid sum
-contains images: weighted values of delta at eps + j period, j != 0.
+K(z) is the sum of the logarithms of the moment generating functions of all steps.  The trapezoid rule in t = Im z has
+the step h = 2 pi/period and `count` nodes.
 """
 
 from functools import partial
@@ -23,10 +20,7 @@ DECAY_ROUNDING = 1e-9
 
 
 class Part(NamedTuple):
-    """Moment generating functions M of J laws of one kind (Gaussian, Laplace or finite) at the nodes z_k = c + ikh.
-
-    The first axis of every field has length J: one entry for each law.
-    """
+    """Moment generating functions M of J laws of one kind at the nodes z_k = c + ikh. First axes have length J."""
 
     n: Array  # number of steps with each law
     log_m: Array  # log M(c)
@@ -134,8 +128,7 @@ def nodes_at(
         log_ceiling = log_ceiling + xp.sum(n * xp.log(ceiling), axis=-2)
         off = (part.error + 16.0 * ROUNDOFF * xp.hypot(part.re, part.im)) / ceiling
         relative = relative + xp.sum(n * off, axis=-2)
-    # `spread` counts the roundoffs of the exponent n log|M|, of the phase n arg M, of the factors of each node's term,
-    # and of the sum of `count` terms. core.two_sided adds the rounding of t eps.
+    # roundoffs of n log|M|, n arg M, the factors of a term, and the sum of terms; core.two_sided adds those of t eps
     spread = (terms + 8.0) * (xp.abs(log_modulus) + turns) + 48.0 + count
     kept = index < keep[..., None]
     slack = xp.where(kept, xp.exp(log_ceiling) * (relative + ROUNDOFF * spread), 0.0)
@@ -208,16 +201,12 @@ def axis_nodes(points: int) -> int:
 
 
 def place(law: LossLaw, point: Saddle, epsilon: Array, log_tol: Array, axis: int) -> tuple[Array, Array, Array, Array]:
-    """Return the abscissa c, the period, all abscissae tried, and the log of the Chernoff bound of each at eps = 0.
-
-    Tails of sampled mechanisms are nearly exponential. So a c somewhat below the saddle point allows a period that is
-    several times shorter. The price is that terms of the sum cancel somewhat.
-    """
+    """Return the abscissa c, the period, all abscissae tried, and the log of the Chernoff bound of each at eps = 0."""
     xp = namespace(law.sign, point.c)
     at = point.c[..., None] * xp.asarray(core.ABSCISSA_MULTIPLES)
     log_bound = gaussian_errors.chernoff(lifted(law), at, axis)
-    # Less cancellation is allowed with 128 points or more. A law that needs so many may have a tilted density with
-    # a second hump, which makes terms cancel more than Chernoff's bound shows.
+    # Tails are nearly exponential. So a c below the saddle point allows a far shorter period, but terms then cancel.
+    # A law that needs 128 points may have a second hump, where terms cancel more than Chernoff's bound shows.
     allowed = LARGEST_CANCELLATION if axis < 128 else 1.5
     return *core.period_for(point.c, at, log_bound, epsilon, point.log_delta, log_tol, allowed), at, log_bound
 
@@ -236,11 +225,7 @@ def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int)
 
 
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Bracket log delta at each of the K values `around` of eps, from one contour that is placed for `epsilon`.
-
-    Bounds hold at every eps.  Brackets are narrow where eps differs from `epsilon` by at most about a standard
-    deviation of the loss.
-    """
+    """Bracket log delta at the K eps in `around` on a contour for `epsilon`. Far from it, brackets are wide."""
     xp = namespace(law.sign, around)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     nodes = nodes_for(law, point, epsilon, log_tol, points, count)
@@ -249,17 +234,12 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 
 
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Bracket log delta at each of the K eps in `along`, on a contour placed for `epsilon`.
-
-    `values_along` computes the sums for all eps as values of one polynomial.  So rounding errors are somewhat larger
-    than in `delta_about`.  Images, the weighted values of delta at eps + j period, j > 0, are largest for the smallest
-    eps.  So the period is made long enough for that eps.
-    """
+    """Bracket log delta at the K eps in `along` by `values_along`, on one contour with a period for all of them."""
     xp = namespace(law.sign, along)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     c, period, at, log_bound = place(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
-    # With the period `wider`, images at the smallest eps are at most e^-11, so seldom above e^-6 times delta there.
+    # Images at larger eps are largest for the smallest eps. `wider` keeps them below e^-11, so seldom above e^-6 delta.
     image = log_bound - at * xp.min(along, axis=-1)[..., None] + 11.0
     wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
     h = 2.0 * xp.pi / xp.maximum(period, wider)
@@ -274,10 +254,8 @@ def epsilon(
 ) -> Bracketed:
     """Bracket `inf {eps : delta(eps) <= delta}`, which may be negative, for any delta between two bounds.
 
-    `upper` holds if log delta >= log_delta_low, and `lower` holds if log delta <= log_delta_high.
-
-    The first contour is placed by the saddle point approximation of eps.  This approximation is poor where rare large
-    losses put a second hump into the tilted law.  So every later round places the contour anew, for the latest eps.
+    `upper` holds if log delta >= log_delta_low, and `lower` holds if log delta <= log_delta_high. Later rounds place
+    the contour anew: the first eps is poor where rare large losses put a second hump into the tilted law.
     """
     xp = namespace(law.sign, log_delta_low)
     k = partial(cumulants, law, nodes=axis_nodes(points))

@@ -1,16 +1,13 @@
 """The split contour: delta(eps) where few steps sample the record (kernels/README.md, section 6, has a glossary).
 
-The outcomes of a step are split into a bulk of small losses, jumps with larger losses, and a far tail.  Two things are
-not integrated.  Far outcomes are cut off, since under the tilt they would outweigh all outcomes that decide delta.
-In a bulk composition the outcome of every step is in the bulk.  Where few of many steps sample the record, the loss of
-bulk compositions is almost constant (a near-atom).  The characteristic function of a near-atom does not decay, so its
-integral needs too many nodes.  There bulk compositions are left out (keep_bulk = 0, else keep_bulk = 1).
+The outcomes of a step are split into a bulk of small losses, jumps with larger losses, and a far tail.  A and B are
+the moment generating functions of a step's bulk and jumps, and n is the number of equal steps.  delta is the contour
+integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of compositions with a step in the far tail, plus,
+if keep_bulk = 0, the part of bulk compositions, whose steps are all in the bulk (split_remainder.py).
 
-A and B are the moment generating functions of a step's bulk and jumps, and n is the number of equal steps.  delta is
-the contour integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of delta from compositions with a step
-in the far tail.  For keep_bulk = 0 the part from bulk compositions is added (split_remainder.py).  The bounds hold for
-any windows, abscissa, period and number of nodes.  A bad choice only makes the bracket wide.  A sum over nodes also
-holds images, weighted values of delta at other eps (core.py).
+Far outcomes are not integrated, since under the tilt they would outweigh all outcomes that decide delta.  Bulk
+compositions are not where their loss is almost constant: its characteristic function does not decay, so its integral
+needs too many nodes.  The bounds hold for any windows, abscissa, period and number of nodes.
 """
 
 from collections.abc import Callable
@@ -37,8 +34,7 @@ from jaxacct.kernels.contour.split_remainder import FarMasses, Remainder
 from jaxacct.kernels.law import REFINEMENT_STEPS, LossLaw, saddle_point
 
 LARGEST_CANCELLATION = 9.0
-"""Moving the abscissa away from the saddle point may enlarge the integrand by at most this many nats. Fewer nats are
-allowed where terms cancel already at the saddle point."""
+"""Nats by which moving the abscissa may enlarge the integrand; fewer if terms cancel at the saddle point already."""
 SPARE_NATS = 2.0
 """Terms that are cut off lie this many nats below the tolerance, since their decay is estimated on a coarse grid."""
 PLACEMENT_POINTS = 128
@@ -52,7 +48,7 @@ CUTS = np.ceil(np.geomspace(8.0, 4096.0, 19))
 class Contour(NamedTuple):
     """Windows, abscissa and period of the integral, and the number of nodes that the cut-off asks for."""
 
-    windows: Windows  # where outcomes are cut into bulk, jumps and far tail
+    windows: Windows
     c: Array  # abscissa
     period: Array  # 2 pi/(spacing of the nodes in t)
     images_at: Array  # abscissa for the Chernoff bound of the images
@@ -136,7 +132,6 @@ def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count:
         xp.stack([one, xp.zeros_like(one)]),
     )
     options = _contours(law, windows, epsilon, log_delta, log_tol, count)
-    # the cost of a contour is the logarithm of its number of nodes, plus its nats of cancellation in excess of 12
     cost = xp.log(options.nodes_needed) + xp.maximum(options.cancellation - 12.0, 0.0)
     cost = xp.where(xp.isfinite(cost), cost, xp.inf)
     without = choice.separable & (cost[1] < cost[0])
@@ -150,9 +145,9 @@ def place(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array, count:
 class Integrand(NamedTuple):
     """The integrand at z_k = c + i t_k, t_k = k h, without its factor e^{-z eps} and divided by e^{K(c)}."""
 
-    c: Array  # abscissa
+    c: Array
     k0: Array  # K(c)
-    h: Array  # spacing of t
+    h: Array
     t: Array  # (count,) t_k, the imaginary part of z_k
     weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
     log_modulus: Array  # (count,) Re K(z_k) - K(c); -inf at nodes that are cut off
@@ -223,8 +218,7 @@ def integrand_at(law: LossLaw, contour: Contour, points: int, count: int) -> tup
     logs = logs_of(law, contour, parts, made_from.bulk, made_from.jump, t)
     keep_bulk = contour.windows.keep_bulk
     rise, log_norm = split_parts.rise_and_norm(law, keep_bulk, parts.log_bulk, parts.log_jump)
-    # `re` and `im` are the real and imaginary part of (e^R - (1 - keep_bulk))/e^{max(r, 0)}. R is log prod (1 + B/A)^n,
-    # and r is the real part of R.
+    # re + i im = (e^R - (1 - keep_bulk))/e^{max(r, 0)}, with R = log prod (1 + B/A)^n and r = Re R
     r, top = logs.rise, xp.maximum(logs.rise, 0.0)
     half = 2.0 * xp.sin(0.5 * logs.rise_turn) ** 2
     less = xp.expm1(-xp.abs(r))
@@ -269,19 +263,14 @@ LARGEST_MOVE = 2.5
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps at which the search for eps may start, if it starts at the saddle point approximation."""
 MARGIN = 1.05
-"""The bounds of eps lie MARGIN times (error of log delta)/|slope of log delta| from the estimate of eps. MARGIN exceeds
-1, since the slope changes over this distance."""
+"""The bounds of eps lie MARGIN (error of log delta)/|slope of log delta| from its estimate, as the slope may change."""
 
 
 class Start(NamedTuple):
-    """A starting value of eps or of log delta, and how far the value is trusted.
+    """A starting value of eps or of log delta, and how far it is trusted."""
 
-    The value is used only if the saddle point approximation differs from it by a factor of at most `trust`. `trust` is
-    0 where there is no value, and inf where the value is the solution already.
-    """
-
-    value: Array
-    trust: Array
+    value: Array  # used where the saddle point's eps is within a factor `trust`; log delta where trust >= BELIEVED
+    trust: Array  # 0 where there is no value, inf where the value is the solution already
 
 
 def _solve(integrand: Integrand, start: Array, log_delta: Array) -> Array:
@@ -406,10 +395,7 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """Bracket log delta at the K values of eps in `around`, on one contour that is placed for `eps`.
-
-    Every bracket holds. A bracket is narrow only if its value in `around` is near `eps`.
-    """
+    """Bracket log delta at the K values `around` of eps, on one contour for `eps`, near which brackets are narrow."""
     xp = namespace(law.gauss_n, eps)
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
     many = xp.moveaxis(around, -1, 0)
@@ -467,16 +453,14 @@ class _OnAxis(NamedTuple):
 
 
 def _on_the_axis(law: LossLaw, placed: Placement, points: int) -> _OnAxis:
-    """Bound the periodic images, and the contribution of bulk compositions, by Chernoff's bound.
-
-    All grids are stacked, so that JAX traces the error bounds once.  On the first axis of `parts` and `found`, index 0
-    is the contour's grid, and index 1 the grid for bulk compositions.  The second axis holds each grid's two abscissae.
-    """
+    """Bound the periodic images, and the contribution of bulk compositions, by Chernoff's bound."""
     xp = namespace(law.gauss_n, placed.contour.c)
     contour, choice = placed
     windows = contour.windows
     bulk, bulk_at = split_remainder.bulk_grids(law, choice, points)
     even = grids_of(law, windows, contour.c, points)
+    # All grids are stacked, so that JAX traces the bounds once. The first axis is for the contour's grid and the grid
+    # for bulk compositions, the second for each grid's two abscissae.
     grids = jax.tree.map(lambda *x: xp.stack(x)[:, None], even, bulk)
     step_laws = steps_of(law, xp.stack([windows.low, choice.low])[:, None], windows.high)
     at = xp.stack([xp.stack([contour.c, contour.images_at]), bulk_at])
@@ -500,8 +484,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     axis = _on_the_axis(law, placed, points)
     step_laws, at, furthest = steps_of(law, windows.low, windows.high), c[..., None], t_max[..., None]
     steps = split_parts.step_errors(step_laws, at, grids, parts, furthest)
-    # So far `steps` bounds the errors of A(z) and A(c), both divided by A(c), and the errors of B(z) and B(c), both
-    # divided by B(c). From here on `steps` bounds the errors of the quotients A(z)/A(c) and B(z)/B(c).
+    # from errors of A(z) and of A(c), both divided by A(c), to errors of A(z)/A(c); alike for B
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), split_parts.USELESS)
     part_errors, at_c = [], []
     off = rounding_errors(step_laws, at, grids, parts, furthest, core.depth(points, count))
@@ -629,10 +612,7 @@ def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Ar
 def rounding_errors(
     steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array, depth: float
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    """Bound rounding errors at the nodes c + it, 0 < t <= t_max, where r = A(c+it)/A(c) - 1.
-
-    Return three bounds for A: of (error of r)/t, of the error of r and of the error of log A(c). Then three for B.
-    """
+    """Bound the rounding errors of r/t, r and log A(c), with r = A(c+it)/A(c) - 1 and 0 < t <= t_max. Then B's."""
     xp = namespace(nodes.u, c, t_max)
     size = xp.abs(nodes.loss)
 
