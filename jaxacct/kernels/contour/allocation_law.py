@@ -172,7 +172,7 @@ def log_path(cells: Cells, cuts: Cuts, c: Array, y: Array, alpha: Array, sign: f
     """Bound log |A(c + iy')| (bulk) and log |B(c + iy')| (jumps) from above for every y' >= y, (B,) each.
 
     On the path u + i sign alpha(u), |e^{sign z X/t}| is e^{r (sign c cos(s alpha) - y sin(s alpha))}, with r = X(u)/t.
-    `alpha`, (B, J + 1), is alpha(u) at the edges. It lies in [0, pi/(2 s)], and is 0 at the first and at the last edge.
+    `alpha`, (B, J + 1), is alpha(u) at the edges, linear between them, in [0, pi/(2 s)], and 0 at both ends.
     """
     s, windows = cells.s, cuts.windows
     most, least = np.maximum(alpha[:, :-1], alpha[:, 1:]), np.minimum(alpha[:, :-1], alpha[:, 1:])
@@ -394,7 +394,7 @@ class Powers(NamedTuple):
 
 
 def turned_by(angle: Array) -> Array:
-    """Return e^{i angle} - 1 = 2 i tau/(1 - i tau), tau = tan(angle/2), with tau's relative error, in NumPy 4 ulp."""
+    """Return e^{i angle} - 1 = 2 i tau/(1 - i tau), tau = tan(angle/2), off by no more than tau (NumPy: 4 ulp)."""
     tau = np.tan(0.5 * angle)
     share = 2.0 * tau / (1.0 + tau * tau)
     found = np.empty(angle.shape, np.complex128)

@@ -41,7 +41,7 @@ CELLS = 200
 BOX, MOST_BOXES, ROUGH_BOXES = 0.6, 36, 18
 """log X grows by about BOX over a box of nodes, or by more if there were over MOST_BOXES (ROUGH_BOXES in estimates)."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
-"""(share of the largest shift, begin) of each path. A window begins where |z| X/b = begin; if 0, there is none."""
+"""(share of the largest shift, begin) of each path. A window begins at |z| X/b = begin; if begin is 0, none does."""
 NEARLY = 0.15
 """If no lattice reaches the wanted accuracy, an error of up to e^NEARLY times the least possible error is accepted."""
 GROUPS = 16
@@ -112,7 +112,7 @@ class Bins:
         self.deviation = float(np.sqrt(np.sum(risen(self.variances) + 2.0 * risen(self.shared)))) / self.count
 
     def kinds(self, rough: bool = False) -> Iterator[Kind]:
-        """Yield a `Kind` for each group of bins with similar coefficients; if `rough`, of larger groups, with means."""
+        """Yield a `Kind` for each group of similar bins; if `rough`, for larger groups and with means as both ends."""
         alike = ROUGHLY if rough else ALIKE
         ends: tuple[Any, Any] = (np.mean, np.mean) if rough else (np.min, np.max)
         pairs, groups = np.stack([self.first, self.second]), collections.defaultdict[tuple[float, ...], list[int]](list)
@@ -259,7 +259,7 @@ class Boxed(NamedTuple):
     real: np.ndarray  # upper bound of Re y
     low: np.ndarray  # low <= Im y <= high
     high: np.ndarray
-    density: np.ndarray  # upper bound of the integral of phi(y) |dy|; for side 0, of phi(y) |dy|/(phi(s) ds)
+    density: np.ndarray  # upper bound of int |phi(y) dy|, phi normal density; for side 0, of |phi(y) dy/(phi(s) ds)|
 
 
 class Errors:
@@ -292,7 +292,7 @@ class Errors:
         return np.minimum(2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9, 600.0)
 
     def log_error(self, decay: Decay, z: Wedge, path: Path, others: Sequence[Errors] = ()) -> np.ndarray:
-        """Return (1 + len(others), N) logs of errors on wedges: upper bounds here, then estimates for `others`."""
+        """Return (1 + len(others), N) logs of errors: upper bounds for this lattice, then estimates for `others`."""
         bins, edges = self.bins, self.edges
         turned = np.maximum(z.high - path.shift * bins.angles[0], path.shift * bins.angles[1] - z.low)
         away = np.where(np.isinf(path.start), turned, z.high)
@@ -377,7 +377,7 @@ class Piece(NamedTuple):
 def pieces(
     bins: Bins, decay: Decay, z: np.ndarray, log_weight: np.ndarray, log_goal: float, lattices: Sequence[Lattice]
 ) -> Iterator[Piece]:
-    """Choose a path and one of `lattices` (coarsest first) for each z. The weighted errors should sum to e^log_goal."""
+    """Choose a path and one of `lattices` (coarsest first) for each z. Weighted errors should sum to <= e^log_goal."""
     groups = np.arange(0, z.size, max(1, z.size // GROUPS))
     many = np.diff(np.append(groups, z.size))
     wedge, errors = Wedge.around(z, groups), [Errors(bins, lattice) for lattice in lattices]
@@ -574,7 +574,7 @@ class Contour(NamedTuple):
 
 
 def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float, most: float) -> tuple[Contour, float]:
-    """Return a contour for k with an error near e^log_goal, and its work, or raise beyond `most` work or e^log_most."""
+    """Return a contour for k, with an error near e^log_goal, and its work. Raise beyond `most` work or e^log_most."""
     x = np.geomspace(min(decay.x[1], 0.5 / k), decay.x[-1], 200)
     saddle = float(x[np.argmin(k * x + decay(x) - 2.0 * np.log(x))])
     best: tuple[Any, ...] = (np.inf,)

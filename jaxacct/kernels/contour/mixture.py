@@ -24,7 +24,7 @@ from jaxacct.kernels.contour.core import Nodes, log_kappa
 from jaxacct.kernels.contour.gaussian_errors import sinc_envelope
 
 SMALL_LOSSES = 30.0
-"""If every y in mix = sum of w e^y is at most this, mix - 1 is the sum of w expm1(y), exact where mix is near 1."""
+"""If every y in mix = sum w e^y is at most this, mix - 1 is summed as w expm1(y), to keep its digits near mix = 1."""
 BLOCK = 16
 """Number of values of t for which bounds are evaluated at a time."""
 HEIGHT_SHARE = 0.998

@@ -6,8 +6,8 @@ integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of composit
 if keep_bulk = 0, the part of bulk compositions, whose steps are all in the bulk (split_remainder.py).
 
 Far outcomes are not integrated, since under the tilt they would outweigh all outcomes that decide delta.  Bulk
-compositions are not where their loss is almost constant: its characteristic function does not decay, so its integral
-needs too many nodes.  The bounds hold for any windows, abscissa, period and number of nodes.
+compositions are not integrated (keep_bulk = 0) where their loss is almost constant: its characteristic function does
+not decay, so its integral needs too many nodes.  The bounds hold for any windows, abscissa, period and nodes.
 """
 
 from collections.abc import Callable
@@ -269,7 +269,7 @@ MARGIN = 1.05
 class Start(NamedTuple):
     """A starting value of eps or of log delta, and how far it is trusted."""
 
-    value: Array  # used where the saddle point's eps is within a factor `trust`; log delta where trust >= BELIEVED
+    value: Array  # eps is used if within a factor `trust` of the saddle point's, log delta if trust >= BELIEVED
     trust: Array  # 0 where there is no value, inf where the value is the solution already
 
 
