@@ -10,7 +10,7 @@ import numpy as np
 from jaxacct.accounting import account
 from jaxacct.accounting.account import answer
 from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, Calibration, result
-from jaxacct.calibration.search import ROUGH, BestValues, Search, certified_search, start_at
+from jaxacct.calibration.search import ROUGH_EFFORTS, BestValues, Search, certified_search, start_at
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import (
@@ -223,13 +223,13 @@ def search_mechanisms(
     rows = np.arange(low.size)
     while (deltas == 0.0).any():  # find the rows whose loss is unbounded: at delta = 0 their epsilon is infinite
         try:
-            evaluate(rows, low, ROUGH[0])
+            evaluate(rows, low, ROUGH_EFFORTS[0])
             break
         except UnboundedLossError as error:
             unbounded |= error.bad.reshape(-1)
             deltas[unbounded] = 0.5  # any delta will do: the answers for these rows are not used
     at_low, at_high, falls = np.zeros(low.size), np.zeros(low.size), np.zeros(low.size, bool)
-    for rough in ROUGH:
+    for rough in ROUGH_EFFORTS:
         if rows.size == 0:
             break
         first, last = (evaluate(rows, x[rows], rough) for x in (low, high))

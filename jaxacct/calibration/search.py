@@ -32,11 +32,11 @@ LARGEST_EXCESS = 8.0
 WIDE = 0.1
 """A bracket of epsilon with a larger relative width is wide. With wide brackets the search ends sooner: once epsilon is
 below the target by less than WIDE times the bracket's width, or log(value) is known to within WIDE * rtol."""
-ROUGH = Effort(0.3, 2**25, in_search=True), Effort(2.5e-3, 2**27, in_search=True)
+ROUGH_EFFORTS = Effort(0.3, 2**25, in_search=True), Effort(2.5e-3, 2**27, in_search=True)
 """Efforts of the brackets that bring a search near its solution, where narrow brackets take long. Their memory allows
 lattices of 2^15 or 2^16 nodes, and of 2^18."""
 HOPELESS = 0.05
-"""If a bracket is wider than this, relatively, after the last effort of ROUGH, no effort leads to a narrow bracket."""
+"""If a bracket is wider than this, relatively, after the last of them, no effort leads to a narrow bracket."""
 AT_LIMIT = 1e-12
 """A value counts as a limit of the search if log(value) and log(limit) differ by less than this."""
 
@@ -174,7 +174,7 @@ def _nothing_yet(size: int) -> BestValues:
 def _approached(search: Search, rows: np.ndarray, begin: Start) -> tuple[Start, Search]:
     """Return a start nearer to the solutions, and the search that goes on from there.
 
-    Each effort of ROUGH is used in turn. Rows that are `hopeless` at last go on with the last effort of ROUGH.
+    Each of ROUGH_EFFORTS is used in turn. Rows that are `hopeless` at last go on with the last of them.
     """
     narrow, target = search.evaluate, search.target
     hopeless, guessed = np.zeros(target.size, bool), np.zeros(target.size, bool)
@@ -204,11 +204,11 @@ def _approached(search: Search, rows: np.ndarray, begin: Start) -> tuple[Start, 
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         hard, easy = np.flatnonzero(hopeless[rows]), np.flatnonzero(~hopeless[rows])
-        pieces = [(hard, roughly(rows[hard], values[hard], ROUGH[-1]))] if hard.size else []
+        pieces = [(hard, roughly(rows[hard], values[hard], ROUGH_EFFORTS[-1]))] if hard.size else []
         return in_order([*pieces, (easy, narrow(rows[easy], values[easy]))] if easy.size else pieces)
 
     left = np.flatnonzero(~begin.solved)
-    for effort in ROUGH if left.size else ():
+    for effort in ROUGH_EFFORTS if left.size else ():
         # a row is finished once its epsilon is within a quarter of the effort's rtol of the target, on either side
         above = 1.0 + 0.25 * effort.rtol
         rough = search._replace(evaluate=partial(steering, effort=effort), rtol=effort.rtol, target=target * above)

@@ -42,8 +42,8 @@ width at which the search ends."""
 SIGNS = {"remove": 1.0, "add": -1.0}
 """Sign of each direction. Let S = dP/dQ, k = e^{sign eps}, and E the mean under Q. For sign 1, delta is E(S - k)_+. For
 sign -1, delta is e^eps E(k - S)_+."""
-ROUGH = 0.5
-"""If rtol >= ROUGH, lower bounds of epsilon are first taken from theorems. They may make the contour unnecessary."""
+ROUGH_RTOL = 0.5
+"""If rtol >= ROUGH_RTOL, lower bounds of epsilon are first taken from theorems. The contour may not be needed."""
 PLACEMENTS = 3
 """Largest number of times that the contour of integration is placed for one delta."""
 SMALL = 1e-8
@@ -192,7 +192,7 @@ def _epsilon_block(
     # If an upper bound of delta(0), such as Scarf's, is at most the target, epsilon is 0.
     zero = theorems_of(sign, s, t, np.zeros_like(s))[1] <= delta
     low[zero], mid[zero], high[zero] = 0.0, 0.0, 0.0
-    if rtol >= ROUGH:
+    if rtol >= ROUGH_RTOL:
         low = np.where(zero | one, low, np.minimum(_least(sign, s, t, delta, high), high))
     open_ = ~(high - low <= rtol * high)
     rows = np.flatnonzero(reach(s, t) & ~zero & open_ & (delta > 1e-280) & (high > 0.0) & (high < 600.0))

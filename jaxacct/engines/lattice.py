@@ -272,8 +272,8 @@ def _next_length(case: Case, tried: list[tuple[int, float]], needed: int | None 
     """Return the length of the next lattice; 0 if the lattices so far suffice, or if a longer one would not help.
 
     tried : the lengths so far, each with the relative width of the bracket.
-    needed : for a mechanism between two pairs of distributions, the length that suffices by the latest plan, if there is
-        a plan. A longer one is tried only if the bracket has no upper end.
+    needed : for a mechanism between two pairs, the length that suffices by the latest plan, if there is a plan. Then a
+        longer one is tried only if the bracket has no upper end.
     """
     known = fitting(case)
     if case.two():

@@ -58,7 +58,7 @@ and splits three cells of the grid: the one with the largest upper bound at this
 
 The width of the bracket is about proportional to the square of the width of these cells.
 """
-ROUGH = 1e-4
+EASY_WIDTH = 1e-4
 """Largest relative width of delta(0) with which three values of delta are tried for an error rate."""
 SLIGHTLY_WIDE = 0.01
 """If the lattice engine brackets an error rate to within this width, no other engine is asked to narrow it."""
@@ -502,7 +502,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         quick, at_zero = quick[left], at_zero[:, left]
         with np.errstate(divide="ignore", invalid="ignore"):
             width = (at_zero.upper[0] - at_zero.lower[0]) / at_zero.upper[0]
-        easy = width <= ROUGH
+        easy = width <= EASY_WIDTH
         hard[quick[~easy]] = True
         quick, advantage, width = quick[easy], at_zero.estimate[0][easy], width[easy]
     if quick.size:
@@ -511,7 +511,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         rates = rate_at(deltas, place, wanted[quick], np.maximum(WIDTH, 1.5 * np.sqrt(width)))
         low[quick], high[quick] = 1.0 - rates.upper - 1e-16, np.minimum(high[quick], 1.0 - rates.lower + 1e-16)
         # where these show no upper end, shared lattices are faster than contours, unless rounding limits both
-        hard[quick] = (rates.lower <= wanted[quick]) & (width <= 0.1 * ROUGH) & ~exact[rows[quick]]
+        hard[quick] = (rates.lower <= wanted[quick]) & (width <= 0.1 * EASY_WIDTH) & ~exact[rows[quick]]
     open_ = ~is_narrow(low, high, rtol)
     for row in np.unique(rows[open_]):
         at = open_ & (rows == row)

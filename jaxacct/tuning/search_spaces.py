@@ -134,7 +134,7 @@ def plain(value: Any) -> Any:
     """Return a number, string or None as a plain Python value, so that a release hides the type that it had."""
     value = value.item() if isinstance(value, np.generic) or (hasattr(value, "item") and np.ndim(value) == 0) else value
     if not isinstance(value, int | float | str | bool | None):
-        raise InputError(f"value {value!r:.40} must be a number or a word; name what it stands for, and look it up")
+        raise InputError(f"value {value!r:.40} must be a number, a string or None; give a name instead, and look it up")
     return value
 
 
