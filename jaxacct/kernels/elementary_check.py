@@ -1,9 +1,8 @@
 """Checks whether NumPy's elementary functions, on the machine of this process, keep to the error model of arrays.py.
 
-NumPy takes these functions from the C library or from loops for the processor's vector units. So their errors differ
-between machines, and between contiguous and strided arrays. The tests measure the errors at hundreds of thousands of
-points. A process measures the errors once, at seven hundred points where values are hard to round or a range ends. The
-correctly rounded values there are in elementary_table.txt, which `python tests/elementary_points.py` writes by mpmath.
+NumPy takes them from the C library or from loops for vector units, so their errors differ between machines, and between
+contiguous and strided arrays. The check takes seven hundred points where values are hard to round or a range ends.
+`python tests/elementary_points.py` computed the correctly rounded values in elementary_table.txt by mpmath.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from jaxacct.kernels.arrays import COMPOUND_UNITS, SIMPLE_UNITS, erfc
 from jaxacct.kernels.lattice_laws import FFT_CONSTANT
 
 TABLE = pathlib.Path(__file__).with_name("elementary_table.txt")
-"""The file of correct values. Each line has a function's name, one or two arguments, and the value there. The numbers
-are hexadecimal float64."""
+"""The file of correct values. A line has a function's name, one or two arguments, and the value, as hexadecimals."""
 VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
     "sqrt": (np.sqrt, 1.0),
     "exp": (np.exp, SIMPLE_UNITS),
@@ -54,12 +52,7 @@ def units_of(name: str, arguments: list[np.ndarray], value: np.ndarray) -> np.nd
 
 @functools.cache
 def failure(special: bool = False) -> str | None:
-    """Return, in words, which of NumPy's functions is inaccurate on this machine, or None if none is.
-
-    The functions are tried once per process.
-
-    special : whether to try erfc as well, which imports SciPy (a fifth of a second).
-    """
+    """Return which of NumPy's functions is inaccurate here, or None. `special`: try erfc too, which imports SciPy."""
     for name, (function, _) in VALUES.items():
         if special == (name == "erfc") and _is_inaccurate(name, function):
             return f"NumPy's {name} is less accurate than certificates assume"
@@ -90,10 +83,7 @@ def _table() -> dict[str, np.ndarray]:
 
 
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
-    """Return whether any value of a function differs too much from the table.
-
-    The model's allowed error is reduced by 2^-53 times the value, since the table itself may be off by so much.
-    """
+    """Return whether a value is farther from the table than the model allows, less the table's own error, 2^-53."""
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):
         allowed = np.maximum(units_of(name, arguments, value) - 1.0, 1.0) * ROUNDOFF * np.abs(value)
@@ -102,10 +92,7 @@ def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
 
 
 def _in_several_layouts(function: Callable[..., np.ndarray], arguments: list[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield the function's values at contiguous, reversed and strided arguments, and in pieces of several lengths.
-
-    NumPy runs a different loop for each of these layouts of the arguments.
-    """
+    """Yield the function's values at arguments in several layouts. NumPy runs a different loop for each layout."""
     yield function(*(np.ascontiguousarray(x) for x in arguments))
     yield function(*(x[::-1].copy()[::-1] for x in arguments))
     yield function(*(np.repeat(x, 3)[::3] for x in arguments))

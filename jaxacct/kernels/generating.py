@@ -1,8 +1,7 @@
 """Probability generating functions `phi(x) = E[x^K]` of K, the number of times a selection runs its base mechanism.
 
-The functions take `y = 1 - x` to keep all digits near x = 1, where the phi of a law with many repetitions varies most.
-`truncated_negative_binomial`, `poisson`, `binomial` and `categorical` return (phi, phi', phi''), with derivatives in x.
-phi' and phi'' are convex and non-decreasing in x. For the binomial law n is `trials`, and p is `probability`.
+They take `y = 1 - x` to keep all digits near x = 1, where the phi of a law with many repetitions varies most.
+Derivatives are in x: phi' and phi'' are convex and non-decreasing.
 """
 
 from typing import Any
@@ -20,11 +19,8 @@ def _log_base(xp: Namespace, gamma: Array, y: Array) -> Array:
 
 
 def truncated_negative_binomial(eta: Array, gamma: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return phi and its derivatives for `phi = ((1 - (1-gamma) x)^-eta - 1)/(gamma^-eta - 1)`.
-
-    At eta = 0 phi is `log(base)/log gamma`, with base = 1 - (1-gamma) x. The form `(base/gamma)^-eta expm1(eta log
-    base)/expm1(eta log gamma)` neither overflows for large eta nor cancels for small eta.
-    """
+    """Return (phi, phi', phi'') for `phi = ((1 - (1-gamma) x)^-eta - 1)/(gamma^-eta - 1)`."""
+    # `(base/gamma)^-eta expm1(eta log base)/expm1(eta log gamma)` does not overflow for large eta, nor cancel for small
     xp = namespace(eta, gamma, y)
     log_base, (grown, log_gamma, flat, below, first, second) = _log_base(xp, gamma, y), grown_base(eta, gamma, y)
     value = xp.where(flat, log_base / log_gamma, grown * xp.expm1(eta * log_base) / below)
@@ -46,13 +42,13 @@ def grown_base(eta: Array, gamma: Array, y: Array) -> tuple[Array, ...]:
 
 
 def poisson(mean: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return phi and its derivatives for `phi = e^{mean (x - 1)}`."""
+    """Return (phi, phi', phi'') for `phi = e^{mean (x - 1)}`."""
     value = namespace(mean, y).exp(-mean * y)
     return value, mean * value, mean * mean * value  # `mean ** 2` of a Python float would raise OverflowError
 
 
 def binomial(trials: Array, probability: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return phi and its derivatives for `phi = (1 - p + p x)^n`, with n = `trials` and p = `probability`."""
+    """Return (phi, phi', phi'') for `phi = (1 - p + p x)^n`, with n = `trials` and p = `probability`."""
     log_base = _log_kept(probability, y)
     return namespace(trials, log_base).exp(trials * log_base), *binomial_slopes(trials, probability, y)
 
@@ -78,7 +74,7 @@ def binomial_base(probability: Array, x: Array, y: Array) -> tuple[Array, Array]
 
 
 def categorical(probabilities: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Return phi and its derivatives for `phi = sum p_k x^k`, with p_k = `probabilities[k]`, by Horner's rule."""
+    """Return (phi, phi', phi'') for `phi = sum p_k x^k`, with p_k = `probabilities[k]`, by Horner's rule."""
     xp = namespace(probabilities, y)
     x = 1.0 - y
     if xp is np:
@@ -93,10 +89,7 @@ def categorical(probabilities: Array, y: Array) -> tuple[Array, Array, Array]:
 
 
 def categorical_rise(probabilities: Array, x: Array, d: Array) -> Array:
-    """Return phi(x) - phi(x - d) for `phi = sum p_k x^k`, as d times the divided difference.
-
-    Horner's rule gives the divided difference without negative terms.
-    """
+    """Return phi(x) - phi(x - d) for `phi = sum p_k x^k`, as d times a divided difference without negative terms."""
     before = np.maximum(x - d, 0.0)
     value = divided = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(d), np.shape(probabilities)[1:]))
     power = gap = 0
@@ -120,10 +113,8 @@ def _power(x: Any, degree: int) -> Any:
 
 
 def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
-    """Return `s_n = sum_i x^i b^{n-1-i} = (x^n - b^n)/(x - b)` for n = `degree` and b = `before`, without subtractions.
-
-    It takes about log2 n steps, by s_{2m} = s_m (x^m + b^m) and s_{2m+1} = x s_{2m} + b^{2m}.
-    """
+    """Return `s_n = sum_i x^i b^{n-1-i} = (x^n - b^n)/(x - b)`, n = `degree` and b = `before`, without subtractions."""
+    # s_2m = s_m (x^m + b^m) and s_{2m+1} = x s_2m + b^2m, from the leading bit of n
     total, x_power, before_power = np.zeros_like(x * before), np.ones_like(x * before), np.ones_like(x * before)
     for bit in bin(degree)[2:]:
         total = total * (x_power + before_power)
@@ -135,10 +126,7 @@ def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
 
 
 def polynomial(probabilities: Any, x: Any) -> tuple[Any, Any, Any]:
-    """Return phi, phi' and phi'' for `phi = sum p_k x^k`, by Horner's rule.
-
-    A degree whose probability is 0 in the whole batch is skipped.
-    """
+    """Return (phi, phi', phi'') for `phi = sum p_k x^k` by Horner's rule, skipping degrees absent from the batch."""
     value = first = second = np.zeros(np.broadcast_shapes(np.shape(x), np.shape(probabilities)[1:]))
     power = 0
     for k in (*_degrees(probabilities), 0):

@@ -1,20 +1,16 @@
 """One step of a sampled Gaussian, split smoothly by its outcome u = x/sigma into bulk, jumps and far tail.
 
-The bulk lies below `low`, the far tail above `high`, and the jumps between them:
+    bulk    A(z) = int w1 w2 P e^{zL} du          w1(u) = Phi((low - u)/low_blur), the low window
+    jumps   B(z) = int (1 - w1) w2 P e^{zL} du    w2(u) = Phi((high - u)/high_blur), the far window
 
-    bulk   A(z) = int w1 w2 P e^{zL} du          w1(u) = Phi((low - u)/low_blur)
-    jump   B(z) = int (1 - w1) w2 P e^{zL} du    w2(u) = Phi((high - u)/high_blur)
+P is the density of u, and L its privacy loss.  The likelihood ratio is mix = 1 - q + q e^y, with
+y = u/sigma - 1/(2 sigma^2).  The contour integrates `prod (A+B)^n - (1 - keep_bulk) prod A^n`: all compositions without
+a step in the far tail, less the bulk compositions (every step in the bulk) if keep_bulk is 0.  The windows are entire
+functions, so the trapezoid rule stays exponentially accurate.  Its nodes are equidistant in `v = u + warp L(u)`, so one
+point per turn suffices to follow e^{itL}.
 
-w1 is called the low window, and w2 the far window.  P is the density of u, and L its privacy loss.  The likelihood
-ratio is mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).  The contour integrates
-`prod (A+B)^n - (1 - keep_bulk) prod A^n`.  `prod (A+B)^n` stands for all compositions without a step in the far tail.
-`prod A^n` stands for the bulk compositions, in which every step is in the bulk.  They are left out if keep_bulk is 0.
-The windows are entire functions, so that the trapezoid rule stays exponentially accurate.  The nodes of the rule are
-equidistant in `v = u + warp L(u)`.  So they are close in u where the loss is steep, and one point per turn suffices to
-follow e^{itL}.
-
-This file also bounds the quadrature errors of A, relative to A(c), and of B, relative to B(c).  And it bounds the terms
-beyond the cut-off in t, and the periodic images (kernels/README.md, sections 1, 2 and 6).
+The quadrature errors of A/A(c) and B/B(c), the terms beyond the cut-off in t, and the periodic images are bounded here
+as well (kernels/README.md, sections 1, 2 and 6).
 """
 
 from collections.abc import Callable, Sequence
@@ -240,11 +236,7 @@ def log_size(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> Array:
 
 
 def cumulants(law: LossLaw, keep_bulk: Array, parts: Shares, c: Array) -> tuple[Array, Array, Array]:
-    """Return `log_size` and its first two derivatives in c.
-
-    The smaller of A and B may underflow if it is below e^-600 times the larger. This is harmless, since the results
-    only place the contour.
-    """
+    """Return `log_size` and its first two derivatives in c. They only place the contour, so A or B may underflow."""
     xp = namespace(law.gauss_n, parts.loss, c)
     n, loss = law.gauss_n, law.sign[..., None, None] * parts.loss
     top, weight = _weights(law, parts, c)
@@ -277,20 +269,16 @@ def place_of(sigma: Array, q: Array, loss: Array) -> Array:
 
 
 USELESS = 1e30
-"""An error bound so large that nothing is certified.
-
-It is finite, since it may be multiplied by a weight of zero. The weight of the jumps is zero if keep_bulk = 1 and low =
-NO_WINDOW."""
+"""An error bound that certifies nothing. It is finite, since it may be multiplied by a weight of zero."""
 STAIRS = 12.0
 """A side joins the shifted line to the real axis. A step function with this many stairs bounds the integrand there."""
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, as a share of pi sigma. The integrand is analytic where |Im u| < pi sigma."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""Largest total length of the two sides that join the shifted line to the real axis. The integral along both sides is
-at most this length times a bound of the integrand.
+"""Largest total length of the two sides. The integral along them is at most this length times a bound of the integrand.
 
-On the sides the kernel in the trapezoid rule's error is at most 1.41 e^{-2 pi Im v/h} (kernels/README.md, section
-6). The factor 1.41 occurs only where sigma is of the order of the step h, and there the sides are shorter."""
+The trapezoid rule's kernel is at most 1.41 e^{-2 pi Im v/h} on the sides. The factor 1.41 occurs only where sigma is of
+the order of the step h, and there the sides are shorter (kernels/README.md, section 6)."""
 
 
 def in_front(values: Sequence[float] | np.ndarray, ndim: int) -> np.ndarray:
@@ -356,8 +344,7 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
     """Bound log densities for Im u <= alpha from above. Rows: bulk, jumps. Columns: the grid's first and last node."""
-    # Two upright sides join the ends of the path Im u = alpha to the real axis, up to half a step outside the grid. On
-    # a side the density is at most the density at the nearest node, so a bound at this node suffices.
+    # The sides stand up to half a step outside the grid, where the density is at most that at the nearest node.
     sigma, _, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
     u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
@@ -408,11 +395,7 @@ def tails(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
 def _least(
     sigma: Array, like: Array, nodes: Grid, error: Callable[[Array], Array], exponents: Sequence[float]
 ) -> Array:
-    """Bound an error on several lines Im u > 0. Return the least bound, or USELESS if the grid cannot resolve the law.
-
-    error : given the heights Im u of the lines, returns error bounds. The first axis of both is over the lines.
-    exponents : one for each line. 0 gives the height that suits the far window, and 1 the largest height allowed.
-    """
+    """Return the least bound of an error on lines Im u > 0, one per exponent, or USELESS if the grid is too coarse."""
     xp = namespace(nodes.step, like)
     widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)
     lowest = xp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)
@@ -438,14 +421,11 @@ def _climbed(steps: Steps, c: Array, alpha: Array, nodes: Grid, own: Array, turn
 
 
 def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array) -> Array:
-    """Bound the errors of A/A(c) and B/B(c) at c + it, |t| <= t_max, that come from the grid's step and ends.
-
-    The path of integration is moved up to the line Im u = alpha. On this line `Im v = alpha + warp arg mix`. So the
-    trapezoid rule's kernel e^{-2 pi Im v/step} falls where the phase `t arg mix` makes the integrand grow.
-    """
+    """Bound the errors of A/A(c) and B/B(c) at c + it, |t| <= t_max, that come from the grid's step and ends."""
     xp = namespace(nodes.u, c, t_max)
     edges = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
+    # On the line Im u = alpha, Im v = alpha + warp arg mix. So the kernel e^{-2 pi Im v/step} pays for t arg mix.
     excess = t_max - 2.0 * xp.pi * nodes.warp / nodes.step
 
     def error(alpha: Array) -> Array:
@@ -481,8 +461,7 @@ def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Arra
 
 
 DECAY_ROUNDING = 1e-9
-"""Relative rounding error of a decay -log(|integrand|/e^{K(c)}), and of the two logarithms that `_by_jumps` subtracts.
-"""
+"""Relative rounding error of a decay -log(|integrand|/e^{K(c)}), and of the logarithms that `_by_jumps` subtracts."""
 FIRST_ORDER = 1.01
 """Factor that covers the terms of second and higher order in a small error."""
 
@@ -497,11 +476,8 @@ def _whole(nodes: Grid, parts: TiltedParts, sign: Array, c: Array) -> Tilted:
 
 
 def decay_of_both(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c: Array, frequency: Array) -> Array:
-    """Return a lower bound of the decay -log(|integrand|/e^{K(c)}) at every t >= frequency, for keep_bulk 1 and 0.
-
-    keep_bulk = 1 and keep_bulk = 0 lie on the first axis of `windows`, `grids`, `parts` and `c`, and on the second axis
-    of `frequency` and of the result.
-    """
+    """Return a lower bound of the decay -log(|integrand|/e^{K(c)}) at every t >= frequency, for keep_bulk 1 and 0."""
+    # keep_bulk is the first axis of `windows`, `grids`, `parts` and `c`, and the second of `frequency` and the result
     xp = namespace(law.gauss_n, windows.low, frequency)
     (_, *kept), (windows, *left) = (jax.tree.map(lambda x, i=i: x[i], (windows, grids, parts, c)) for i in range(2))
     by_levels = _by_levels(law, kept[0], kept[1], kept[2], frequency[:, 0])
@@ -539,7 +515,6 @@ def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jum
     """For remove, bound log(|B(c+it)|/B(c)) above for t >= frequency, on lines Im u > 0, where |e^{itL}| falls in t."""
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
-    # heights of the line, in widths of the low window
     heights = in_front((1.5, 2.8, 4.5, 7.0), frequency.ndim) * low_blur(sigma)
     alpha = xp.minimum(heights, STRIP_SHARE * xp.pi * sigma)
     _, jump, turn, _ = cell_bounds(steps, c, alpha, cell_edges(steps, nodes))
@@ -556,8 +531,7 @@ def _raised(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, r
     n, of_bulk, of_jump = law.gauss_n, errors[..., 0], errors[..., 1]
     share = logistic(xp, parts.log_jump - parts.log_bulk)
     # For keep_bulk = 0: if A and B rise by the same factor, K(c) rises by n times the rise of log A. If only B rises,
-    # R = `rise` grows by dR, which is at most R times the rise of log B. So K(c), which contains log(e^R - 1), rises by
-    # at most (1 + R)/R dR.
+    # R = `rise` grows by dR, at most R times the rise of log B. So log(e^R - 1) in K(c) rises by at most (1 + R)/R dR.
     jumps = xp.sum(xp.where(n > 0, of_jump, 0.0), axis=-1)
     without = xp.sum(n * of_bulk, axis=-1) + (1.0 + rise) * jumps
     with_bulk = xp.sum(n * ((1.0 - share) * of_bulk + share * of_jump), axis=-1)
@@ -591,15 +565,12 @@ def decay_beyond(
     windows: Windows,
     grids: Grid,
     parts: TiltedParts,
-    errors: Array,
+    errors: Array,  # (J, 2) bounds of the errors of log A(c) and log B(c), which the result covers
     c: Array,
     k0: Array,
     frequency: Array,
 ) -> Array:
-    """Return a lower bound of -log(|integrand|/e^{k0}) for t >= frequency; k0 estimates K(c).
-
-    errors : (J, 2) bounds of the errors of log A(c) and log B(c). The returned bound holds in spite of these errors.
-    """
+    """Return a lower bound of -log(|integrand|/e^{k0}) for t >= frequency; k0 estimates K(c)."""
     xp = namespace(law.gauss_n, windows.low, frequency)
     own, rise = _log_total(law, windows.keep_bulk, parts, c)
     by_levels = _by_levels(law, grids, parts, c, frequency)

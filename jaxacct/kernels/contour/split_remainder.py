@@ -1,10 +1,9 @@
-"""The remainder, which the split contour does not integrate: compositions with a far step, and bulk compositions.
+"""The part of delta that the split contour does not integrate: compositions with a far step, and bulk compositions.
 
-A step is far if its outcome is in the far tail of split_parts.py, and a bulk step if its outcome is in the bulk.
-Compositions with a far step have a mass p under P and a mass q under Q.  They contribute p - e^eps q to delta, plus an
-excess if some of them have a loss below eps.  The excess is bounded.  In a bulk composition all steps are bulk steps.
-Chernoff's bound limits what bulk compositions contribute (kernels/README.md, section 6).
-The likelihood ratio mix and the windows w1 and w2 are those of split_parts.py.
+A far step has its outcome in the far tail.  Compositions with a far step have a mass p under P and a mass q under Q.
+They contribute p - e^eps q, plus an excess if some of them have a loss below eps.  The excess is bounded.  In bulk
+compositions all outcomes are in the bulk.  They contribute at most Chernoff's bound (kernels/README.md, section 6).
+The bulk, the far tail, the likelihood ratio mix, and the windows w1 and w2 are those of split_parts.py.
 """
 
 import math
@@ -51,13 +50,9 @@ class FarMasses(NamedTuple):
 
 
 class Remainder(NamedTuple):
-    """Bounds, for every eps, of the part of delta that the contour does not integrate.
+    """Bounds, for every eps, of the part of delta that the contour does not integrate."""
 
-    Compositions with a far step contribute `far.p - e^eps far.q`, plus an excess if some have a loss below eps. Bulk
-    compositions, in which all steps are bulk steps, contribute at most Chernoff's bound plus `bulk_mass`.
-    """
-
-    far: FarMasses
+    far: FarMasses  # compositions with a far step contribute far.p - e^eps far.q, plus the excess
     excess_at: Array  # (E,) exponents theta: the excess is at most e^{excess_log + theta eps}
     excess_log: Array  # (E,) logarithms at eps = 0 of the bounds of the excess
     bulk_at: Array  # (E,) abscissae of the Chernoff bounds of bulk compositions
@@ -92,25 +87,18 @@ def far_by_mass(law: LossLaw, log_goal: Array) -> Array:
 
 
 def scale_of(law: LossLaw, epsilon: Array) -> Array:
-    """Return the size of the losses that decide delta(eps).
-
-    It is the larger of eps and m/4, where m is the smaller of two numbers: the standard deviation of the loss, and
-    `-sum n log(1 - q)`, which is the loss if no step samples the record.
-    """
+    """Return the size of the losses that decide delta: max(eps, m/4), where m = min(`without_hits`, `deviation`)."""
     xp = namespace(law.gauss_n, epsilon)
     q, n, exponent = law.gauss_q, law.gauss_n, xp.minimum(law.gauss_sigma**-2.0, LARGEST_EXPONENT)
-    without_hits = -xp.sum(n * log1p(-q), axis=-1)
-    deviation = xp.sqrt(xp.sum(n * q**2 * xp.expm1(exponent), axis=-1) + law.mu2)
-    # Why the factor 0.25: 180 random configurations, in which few steps sample the record, were tried at eps = 0. All
-    # are certified with the factors 0.25 and 1, and only nine tenths with the factor 0.03.
+    without_hits = -xp.sum(n * log1p(-q), axis=-1)  # the loss if no step samples the record
+    deviation = xp.sqrt(xp.sum(n * q**2 * xp.expm1(exponent), axis=-1) + law.mu2)  # standard deviation of the loss
+    # Of 180 random configurations with few hits, at eps = 0, all are certified with 0.25 and 1, nine tenths with 0.03.
     return xp.maximum(epsilon, xp.maximum(0.25 * xp.minimum(without_hits, deviation), 1e-12))
 
 
 def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> WindowChoice:
-    """Choose windows for a given eps so that the remainder is below e^{log_delta + log_tol}.
-
-    Arrays have these axes, in this order: sampled Gaussians, abscissae, centres of a window, points of the quadrature.
-    """
+    """Choose windows for a given eps so that the remainder is below e^{log_delta + log_tol}."""
+    # axes of arrays, in this order: sampled Gaussians, abscissae, centres of a window, points of the quadrature
     xp = namespace(law.gauss_n, epsilon)
     goal = (log_delta + log_tol)[..., None]
     scale = scale_of(law, epsilon)[..., None]
@@ -142,9 +130,8 @@ def choose(law: LossLaw, epsilon: Array, log_delta: Array, log_tol: Array) -> Wi
     high = xp.where(found[..., None], pick(xp, highs, first[..., None]), widest)
     excess_at = pick(xp, c, xp.argmin(pick(xp, bounds, first[..., None]), axis=-1))
 
-    # The low window goes to the highest centre at which bulk compositions are negligible at eps. For each of 14
-    # losses, try a window two widths below the u of this loss. With the lowest window nearly all outcomes are jumps.
-    # With the highest window the bulk reaches up to losses near eps.
+    # The low window goes to the highest of 14 centres at which bulk compositions are negligible at eps. Above the
+    # lowest centre lie nearly all outcomes, which are then jumps. Below the highest centre lie losses up to near eps.
     lows = place_of(sigma, q, (scale * np.geomspace(0.005, 0.8, 14))[..., None, :]) - 2.0 * low_blur(sigma)
     place = (lows[..., None] - u) / low_blur(sigma)[..., None]
     inside = xp.where(place > -BULK_END, _phi(place), 0.0)
