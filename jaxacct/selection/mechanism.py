@@ -43,18 +43,14 @@ class Selection(AnySelection):
 
     The answers hold for every score that depends only on the candidate's own output, not on K.  Ties are allowed.
     Candidates must be i.i.d. given the data; `AdaptiveSelection` is for other candidates.  The upper end of a bracket
-    is the bound of the worst-score theorem, and the lower end is what one actual score leaks.  In a composition with
-    other mechanisms, a pair of laws made from upper bounds of the profile replaces the selection, so the answer there
-    is only a bound.
+    is the bound of the worst-score theorem, and the lower end is what one actual score leaks.  A composition with other
+    mechanisms uses a dominating pair made from upper bounds of the profile, so its answer is only a bound.
 
     Parameters
     ----------
-    mechanism : Mechanism
-        The base, one candidate.
-    law : Law
-        The law of K; it broadcasts with the mechanism.
-    bound : str
-        As for `select`, which makes these objects.
+    mechanism : the base, one candidate.
+    law : the law of K; it broadcasts with the mechanism.
+    bound : as for `select`, which makes these objects.
 
     References
     ----------
@@ -102,8 +98,7 @@ class Selection(AnySelection):
 
     def _answer(self, quantity: str, run: Mechanism, values: np.ndarray, relation: str, rtol: float) -> Bounds:
         low, high = certified(quantity, run, self.law, values, relation, rtol if rtol >= OK_WIDTH else 0.0)
-        # A selection uses the base's whole curve, as a composition of the base does. So the kind of its answer, such as
-        # "certified", is the kind of the composition's answer.
+        # a selection uses the base's whole curve, as a composition does, so its answer has the composition's kind
         return as_bounds(low, high, run.kind_under(relation, composed=True), rtol, "worst_score")
 
 
@@ -131,25 +126,19 @@ def select(
 
     candidates="iid" assumes that each candidate is drawn afresh from one law of configurations and run with fresh
     randomness.  The profile is then the worst case over all scores (`Selection`).  A list tried in order, a shuffled
-    list, a sampler that keeps state, pruning and warm starts are not i.i.d., and leak more.  With
-    candidates="adaptive" a candidate may depend on all outputs before it in any way, and all outputs may be released
-    (`AdaptiveSelection`).  Adaptive candidates cost more privacy, above all if K varies a lot.
+    list, a sampler that keeps state, pruning and warm starts are not i.i.d., and leak more.  With "adaptive" a
+    candidate may depend on all earlier outputs, and all outputs may be released (`AdaptiveSelection`).  Adaptive
+    candidates cost more privacy, above all if K varies a lot.
 
     Parameters
     ----------
-    run : Mechanism
-        The base, one candidate.
-    k : Law
-        The law of K.  It broadcasts with the base, and each element of the batch is one selection.
-    bound : str
-        "worst_case", or the name of another bound of `selection.bound_epsilon` ("envelope", "privacy_profile", "renyi",
-        "monotone_score", "auto").  The other bounds are for i.i.d. candidates.  They answer `ja.epsilon` and `ja.delta`
-        but do not compose.
-    candidates : {"iid", "adaptive"}
-        The assumption about the candidates.
-    top : int
-        How many of the best candidates are released, from 1 to 16.  If K is smaller, all K are released.  If top > 1
-        the answer is a theorem's bound (`TopSelection`).  Adaptive candidates cost the same for every `top`.
+    run : the base, one candidate.
+    k : the law of K; it broadcasts with the base, and each element of the batch is one selection.
+    bound : "worst_case", or, for i.i.d. candidates, a bound of `selection.bound_epsilon` ("envelope", "renyi",
+        "privacy_profile", "monotone_score", "auto").  These bounds answer `ja.epsilon` and `ja.delta`; none composes.
+    candidates : {"iid", "adaptive"}, the assumption about the candidates.
+    top : the number of best candidates that are released, from 1 to 16; if K is smaller, all K are.  If top > 1, the
+        answer is a theorem's bound (`TopSelection`).  Adaptive candidates cost the same for every `top`.
 
     Returns
     -------
@@ -179,21 +168,17 @@ def select(
 def certified(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, width: float = 0.0
 ) -> np.ndarray:
-    """Return lower and upper bounds, (2, *shape), of "epsilon" or "delta" under the worst score.
-
-    Where the bracket of the worst score is wide, other bounds narrow it.
-    """
+    """Return brackets (2, *shape) of "epsilon" or "delta" under the worst score. Other bounds narrow wide brackets."""
     most = SAYS_NOTHING[quantity]
-    # A delta below LEAST_DELTA is replaced by LEAST_DELTA. The lower bound of epsilon at LEAST_DELTA also holds at the
-    # smaller delta. The upper bound need not hold there, and is replaced by `most`.
+    # A delta below LEAST_DELTA is replaced by LEAST_DELTA. The lower bound of epsilon there also holds at the smaller
+    # delta. The upper bound need not, and is replaced by `most`.
     found = bracket(quantity, run, law, np.maximum(values, LEAST_DELTA), relation, width)
     ends = meet(found, found, most)
     known = np.broadcast_to((values >= LEAST_DELTA) | (quantity == "delta"), ends.shape[1:])
     ends[1] = np.where(known, ends[1], most)
     if (wide := _loose(*ends)).any():
         ends = profile_ends.narrowed(quantity, run, law, values, relation, ends, wide)
-    # Narrow the brackets that are still wide. The envelope helps where delta is too small for the trade-off curve. The
-    # Rényi bound helps where K is large.
+    # the envelope helps where delta is too small for the trade-off curve, and the Rényi bound where K is large
     for name in ("envelope", "renyi"):
         if isinstance(law, BOUNDS[name].laws) and (wide := _loose(*ends) & known).any():
             other = bound_epsilon if quantity == "epsilon" else bound_delta
@@ -222,24 +207,19 @@ def rounds(
 ) -> Mechanism:
     """Make the mechanism of several selections in sequence: in round r the best of K_r candidates is public.
 
-    The candidates of a round are i.i.d. from one law of configurations, which may follow the *public* winners of
-    earlier rounds in any way.  Two mechanisms bound the whole: the composition of the rounds, of kind "bound", and
-    `sum_r K_r` adaptive candidates (used only if every K_r is fixed or every K_r is Poisson).  The mechanism with the
-    smaller epsilon at target_delta is returned.  Both mechanisms are valid at every delta.
+    The candidates of a round are i.i.d. from one law of configurations, which may depend on the *public* winners of
+    earlier rounds in any way.  Two mechanisms bound the whole at every delta: the composition of the rounds, of kind
+    "bound", and, if all K_r are fixed or all are Poisson, `sum_r K_r` adaptive candidates.  The one with the smaller
+    epsilon at target_delta is returned.
 
     Parameters
     ----------
-    run : Mechanism
-        One candidate.
-    k : Law, or sequence of Law
-        The law of every round's K_r, or the laws of the rounds.  Each K_r is a fresh, secret draw.
-    count : int
-        The number of rounds, if k is one law.
-    target_delta : float in (0, 1)
-    relation : str
-        As for `ja.epsilon`.
-    top : int
-        Number of the best candidates that are public in each round, as for `select`.
+    run : one candidate.
+    k : the law of every round's K_r, or the laws of the rounds.  Each K_r is a fresh, secret draw.
+    count : the number of rounds, if k is one law.
+    target_delta : in (0, 1).
+    relation : as for `ja.epsilon`.
+    top : the number of best candidates that are public in each round, as for `select`.
 
     Returns
     -------

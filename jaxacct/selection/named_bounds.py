@@ -1,11 +1,8 @@
 """Upper bounds of a selection's epsilon and delta: `selection.bound_epsilon` and `selection.bound_delta`.
 
-The published bounds that use the base's privacy profile have the form `delta_A(eps) <= m delta(eps - shift)`.  Here
-delta_A is the selection's profile, delta the base's profile, and m = E[K].  The shift depends on the law of K
-(README.md of this folder, "Which direction").  The Rényi bounds are theorems of Papernot and Steinke (2022).
-
-The bound "monotone_score" is Algorithm 3 of Xiang, Wang and Wang (2024).  **It does not hold for general scores**
-(README.md of this folder, "The condition of `monotone_score`").
+"privacy_profile" is `delta_A(eps) <= m delta(eps - shift)`: delta_A is the selection's profile, delta the base's
+profile, m = E[K], and the shift depends on the law of K (README.md of this folder, "Which direction").
+**"monotone_score" does not hold for general scores** (README.md of this folder, "The condition of `monotone_score`").
 """
 
 from __future__ import annotations
@@ -38,8 +35,7 @@ RENYI_ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
 ROUNDED_UP = 1.0 + 1e-12
 """Factor by which the published bounds are rounded up. It covers the rounding error of each formula."""
 REACHES = (9.0, 13.0, 37.5)
-"""How many standard deviations the nodes go beyond the means 0 and mu of the two normal laws. `by_monotone_score` takes
-the first of these numbers that is large enough for a configuration. Beyond 37.5, masses underflow in float64."""
+"""How many standard deviations the nodes may go beyond the means 0 and mu; beyond 37.5, masses underflow in float64."""
 LARGEST_EPS = 700.0
 """Largest eps that is searched, so that e^eps is finite."""
 
@@ -128,10 +124,9 @@ def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relatio
 def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarray:
     """Return upper bounds (O, *batch) of the selection's Rényi divergences in one direction, at orders (O,) above 1.
 
-    R(a) is the base's divergence at the order a, and m = E[K].  R_reverse and delta_reverse are those of the base's
-    reverse direction.  For truncated negative binomial K the bound is the minimum over all orders b of
-    `R(a) + (1+eta) ((1 - 1/b) R_reverse(b) + log(1/gamma)/b) + log(m)/(a-1)`.  For Poisson K the bound is
-    `log(e^-m + m e^{(a-1)(R(a) + m delta_reverse(eps_1))})/(a-1)`, where `e^{eps_1} = 1 + 1/(a-1)`.
+    R is the base's divergence, R_reverse and delta_reverse belong to its reverse direction, and m = E[K].  Truncated
+    negative binomial K: `R(a) + (1+eta) min_b ((1 - 1/b) R_reverse(b) + log(1/gamma)/b) + log(m)/(a-1)`.
+    Poisson K: `log(e^-m + m e^{(a-1)(R(a) + m delta_reverse(eps_1))})/(a-1)` with `e^{eps_1} = 1 + 1/(a-1)`.
     """
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     along = orders.reshape(-1, *(1,) * len(shape))
@@ -157,28 +152,25 @@ def bound_epsilon(
 
     Parameters
     ----------
-    run : Mechanism
-        The base; it broadcasts with k and delta.
-    k : Law
-        The law of K.
+    run : the base; it broadcasts with k and delta.
+    k : the law of K.
     delta : array_like in (0, 1)
     bound : {"auto", "envelope", "privacy_profile", "renyi", "monotone_score"}
         "envelope" is for every law of K, and near the exact worst case for random K.  "privacy_profile" and "renyi" are
-        published theorems for some laws; they refuse other laws.  "monotone_score" is true only for scores that are
+        published theorems, and refuse other laws than theirs.  "monotone_score" is true only for scores that are
         monotone in the likelihood ratio.  "auto" is the smallest bound that holds for every score and for the law k;
         `Bounds.engine` names the bound that was taken.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
 
     Returns
     -------
-    Bounds
-        kind "bound" (or "conditional: monotone score"), lower 0.  Where the bound says nothing, upper is inf and the
-        status "width".  README.md of this folder, "What every guarantee here assumes", has the assumptions.
+    Bounds of kind "bound" (or "conditional: monotone score"), with lower 0.  Where the bound says nothing, upper is inf
+    and the status "width".
 
     References
     ----------
-    README.md of this folder, "The envelope".  Koskela, Redberg and Wang (2024), Theorems 5.2 and 5.7, Corollary 5.8.
-    Papernot and Steinke (2022).  Xiang, Wang and Wang (2024), Algorithm 3.
+    README.md of this folder, "The envelope" and "What every guarantee here assumes".  Koskela, Redberg and Wang (2024),
+    Theorems 5.2 and 5.7, Corollary 5.8.  Papernot and Steinke (2022).  Xiang, Wang and Wang (2024), Algorithm 3.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -196,18 +188,14 @@ def bound_delta(
 
     Parameters
     ----------
-    run : Mechanism
-        The base; it broadcasts with k and epsilon.
-    k : Law
-        The law of K.
+    run : the base; it broadcasts with k and epsilon.
+    k : the law of K.
     epsilon : array_like >= 0
-    bound, relation : str
-        As for `bound_epsilon`.
+    bound, relation : as for `bound_epsilon`.
 
     Returns
     -------
-    Bounds
-        kind "bound" (or "conditional: monotone score"), lower 0.
+    Bounds of kind "bound" (or "conditional: monotone score"), with lower 0.
 
     References
     ----------
@@ -255,11 +243,11 @@ def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray
     mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu.reshape(batch_shape(run)), given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)
     if quantity == "epsilon":
-        # The winner's mass farther than `far` from a mean is at most 1e-9 delta, so no nodes are needed there. The log
-        # ratio is taken to be monotone beyond the nodes.
+        # The winner's mass farther than `far` from a mean is at most 1e-9 delta, so no nodes are needed there. Beyond
+        # the nodes the log ratio is taken to be monotone.
         far = np.sqrt(2.0 * np.maximum(np.log(mean / 1e-9) - np.log(given), 0.0))
     else:
-        # The base's loss is eps at the outcome given/mu + mu/2. `far` goes 2 standard deviations beyond this outcome.
+        # the base's loss is eps at the outcome given/mu + mu/2, and `far` goes 2 standard deviations beyond
         far = np.maximum(given / mu + 0.5 * mu + 2.0, REACHES[1])
     reach = np.asarray(np.searchsorted(REACHES[:-1], far))
     solve = crossing if quantity == "epsilon" else divergence
@@ -271,14 +259,11 @@ def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray
     return found.reshape(shape)
 
 
-# The winner is the largest of K draws. Its law for draws from N(0, 1) is compared with that for draws from N(mu, 1)
-
-# Let N(0, 1) have the distribution function F and the density f, N(mu, 1) the distribution function G and the density
-# g, and K the generating function phi.  The winner has the density phi'(F) f for draws from N(0, 1), and phi'(G) g for
-# draws from N(mu, 1).  Its masses of an interval (a, b] are phi(F(b)) - phi(F(a)) and phi(G(b)) - phi(G(a)).  With
-# probability phi(0), under both laws, K = 0 and nothing wins.  With P and Q the winner's two laws, the divergence at
-# ratio E = e^eps is P(A) - E Q(A).  Here A is the set on which l, the log ratio of the densities, is above eps.  A is a
-# union of few intervals, and `_best_set` solves for their ends (README.md, "Computing monotone_score").
+# The winner is the largest of K draws from N(0, 1), or from N(mu, 1).  K has the generating function phi.  For draws
+# with distribution function F and density f, the winner has the density phi'(F) f, and the mass phi(F(b)) - phi(F(a))
+# in (a, b].  With probability phi(0), under both laws, K = 0 and nothing wins.  With P and Q the winner's two laws, the
+# divergence at ratio E = e^eps is P(A) - E Q(A).  Here A is the set on which l, the log ratio of the densities, is
+# above eps: a union of few intervals, whose ends `_best_set` solves for (README.md, "Computing monotone_score").
 
 
 class Line(NamedTuple):
@@ -313,10 +298,7 @@ def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
 
 
 def _log_ratio(laws: Law, mu: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the log ratio of the winner's densities at x, and its slope; NaN if phi' is 0 or not finite.
-
-    The ratio is the density for draws from N(mu, 1) over the density for draws from N(0, 1).
-    """
+    """Return `Line.log_ratio` at x, and its slope; NaN if phi' is 0 or not finite."""
     logs, slopes = [], []
     for z in (x - mu, x):
         steep, ratio = laws.steepness(ndtr(z), ndtr(-z))
@@ -359,10 +341,7 @@ def _zero(function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: n
 
 
 def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (P(A), Q(A)), (R,) each, for the set A on which `side` times the log ratio l exceeds eps.
-
-    P is the winner's law for N(mu, 1) if side is 1, or for N(0, 1) if side is -1.  Q is the other of these two laws.
-    """
+    """Return (P(A), Q(A)) for the set A on which side * l > eps. P is `present` if side is 1, `without` if it is -1."""
     active = side * rows.log_ratio > eps[:, None]
     full = active[:, 1:] & active[:, :-1]
     masses = (rows.present, rows.without)[:: int(side)]
@@ -370,7 +349,7 @@ def _best_set(rows: Line, side: float, eps: np.ndarray) -> tuple[np.ndarray, np.
     row, cell = np.nonzero(active[:, 1:] != active[:, :-1])
     laws, mu, rising = rows.laws.taken(row), rows.mu[row], active[row, cell + 1]
     ends = np.stack([rows.x[row, cell], rows.x[row, cell + 1]])
-    # `_zero` searches between the ends of the cell. Replace an end at which l is not finite by the other end.
+    # `_zero` searches between the ends of the cell: replace an end at which l is not finite by the other end
     seen = np.isfinite([rows.log_ratio[row, cell], rows.log_ratio[row, cell + 1]])
     inner = np.where(seen, ends, ends[::-1])
     at = np.where(np.isinf(ends[0]), *ends)

@@ -1,8 +1,8 @@
 """A selection's mass at infinity, its largest loss (if bounded), and bounds from the base's own epsilon and delta.
 
-In this file phi is the generating function of K, T the trade-off curve of the base, and p the base's mass at infinity.
-The rank v of an outcome is the Q-mass of the outcomes with a larger likelihood ratio.  The proofs and the rounding are
-in README.md of this folder, under "The ends of the profile" and "Bounds from the base alone".
+K has the generating function phi.  The base has the trade-off curve T and the mass p at infinity.  The rank v of an
+outcome is the Q-mass of the outcomes with a larger likelihood ratio.  README.md of this folder has the proofs and the
+rounding, under "The ends of the profile" and "Bounds from the base alone".
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ from jaxacct.selection.law_of_k import (
 from jaxacct.selection.worst_case import known_bases
 
 MASS_ERROR = 16.0 * ROUNDOFF
-"""Bound of the absolute error of a mass. Masses are at most 1. A difference of two masses takes a few roundings."""
+"""Bound of the absolute error of a mass or of a difference of two masses. Masses are at most 1; roundings are few."""
 RELATIVE_ERROR = 4e-12
-"""Upper bound of the relative errors of masses, phi and phi'. It is so large because phi' is computed as e^x, with x up
-to 700. The absolute error of x becomes the relative error of e^x."""
+"""Upper bound of the relative errors of masses, phi and phi'; so large since phi' is computed as e^x, with x to 700."""
 ROUNDED_UP = 1.0 + 1e-11
 """Factor by which the bounds from the base alone are rounded up. It covers the rounding error of each formula."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
@@ -62,8 +61,7 @@ KNOTS_DECIDE = (Binomial, PointMass, Poisson, TruncatedNegativeBinomial)
 LARGEST_LOSS = 650.0
 """`largest_ratio` and `orders` are used only for bases with a largest loss below this, so that e^loss is finite."""
 LEAST_SLOPE = 1e-290
-"""`largest_ratio` rounds a smaller phi' up to this. `orders` drops orders of scores with a smaller cost. Numbers
-below this may lose digits in float64."""
+"""`largest_ratio` rounds a smaller phi' up to this, and `orders` drops a smaller cost: float64 may lose its digits."""
 
 
 class Limits(NamedTuple):
@@ -91,10 +89,7 @@ class Limits(NamedTuple):
 def narrowed(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, ends: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
-    """Intersect the brackets `ends`, (2, *shape), with the bounds that `Limits` gives, where `rows` is true.
-
-    A bracket that is disjoint from these bounds becomes (0, inf) for "epsilon", or (0, 1) for "delta".
-    """
+    """Return the brackets `ends`, (2, *shape), intersected with the bounds of `Limits` where `rows` is true."""
     shape = ends.shape[1:]
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, base, one in each_pair(run, law, shape, rows):
@@ -177,10 +172,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return `Limits.gain` and `Limits.cost` for several orders of scores.
-
-    In each order, part of the outcome with the largest finite loss scores just above the outcomes of rank at most v.
-    """
+    """Return `Limits.gain` and `cost`. Each order puts part of the outcome of largest loss just above ranks <= v."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -242,10 +234,7 @@ def log_ratio_at_knots(above: Outer, law: Law, apart: float) -> float:
 
 
 def log_slopes(law: Law, y: np.ndarray, side: float) -> np.ndarray:
-    """Return bounds of log phi'(1 - y), all shifted by one constant: upper bounds for side 1, lower ones for side -1.
-
-    An element is NaN or -inf if no bound is known.
-    """
+    """Return bounds of log phi'(1 - y) plus a constant: upper if side = 1, lower if -1, NaN or -inf where unknown."""
     y = np.clip(y, 0.0, 1.0)
     known = type(law) in KNOTS_DECIDE  # not isinstance, since a subclass may have another phi
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -290,10 +279,8 @@ def largest_ratio(law: Law, most: Callable[[np.ndarray], np.ndarray], slope: flo
     with np.errstate(divide="ignore", over="ignore"):
         before = start / (slopes(law, 1.0 - reach + MASS_ERROR) * (1.0 - 2.0 * RELATIVE_ERROR))
     # For each cell, `before` is an upper bound of the ratio at all v before the cell, `after` at all v in the cell or
-    # later, and `least` at all v.  `reached` estimates the largest ratio in the cell or later.  The search skips the
-    # cells before `first`: `before[first]` bounds the ratio there.  `first` is the last cell whose `before` is at most
-    # `reached` and whose `least` is within 10 % of the minimum of `least`.  If no cell meets both, `first` is the cell
-    # with the minimum.
+    # later, and `least` at all v.  `reached` estimates the largest ratio in the cell or later.  The search begins at
+    # the cell `first`, since `before[first]` bounds the ratio at all v before that cell.
     after, reached = (np.maximum.accumulate(x[::-1])[::-1] for x in (high, low))
     least = np.maximum(before, after)
     first = int(np.argmin(least))
@@ -336,8 +323,8 @@ def growth(law: Law, base: Direction) -> float:
         elif (most := largest_k(law)) <= 1.0:
             value = 0.0
         else:
-            # With n = `most`, phi' is a polynomial of degree n - 1 with coefficients >= 0. With L = `base.loss`,
-            # T(v) - p is at most e^L v. So phi'(T(v) - p) is at most e^{(n-1) L} phi'(v).
+            # With n = `most` and L = `base.loss`, T(v) - p is at most e^L v, and phi' is a polynomial of degree n - 1
+            # with coefficients >= 0. So phi'(T(v) - p) is at most e^{(n-1) L} phi'(v).
             value = (most - 1.0) * base.loss
             _, first, _ = evaluated(law, np.array([0.0, 1.0]))
             value = min(value, float(np.log(first[0] / first[1]))) if first[1] > 0.0 else value
@@ -348,10 +335,7 @@ def growth(law: Law, base: Direction) -> float:
 def by_base(
     quantity: str, run: Mechanism, law: Law, values: np.ndarray, relation: str, asked: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return brackets (2, *shape) of "epsilon" at delta in [0, 1), or of "delta" at eps >= 0.
-
-    The brackets follow from the base's own epsilon and delta.  Where `asked` is False a bracket is (0, inf).
-    """
+    """Return brackets (2, *shape) from the base's own epsilon and delta. Where `asked` is False they are (0, inf)."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, np.shape(values))
     flat = np.broadcast_to(values, shape).reshape(-1)
     found = np.stack([np.zeros(flat.size), np.full(flat.size, np.inf)])
@@ -371,7 +355,7 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
     base = _direction(run, side)
     grown = growth(law, base)
     # The selections on two neighbouring data sets can be coupled so that all candidates agree with probability
-    # phi(1 - delta(0)). So the selection's delta is at most `moved`, an upper bound of 1 - phi(1 - delta(0)).
+    # phi(1 - delta(0)). So the selection's delta is at most 1 - phi(1 - delta(0)), which `moved` bounds.
     moved = mass_on_top(law, min(base.distance, 1.0))[1]
     if quantity == "delta":
         low = tried * delta_ends(run, values, side.forward, PROFILE_RTOL)[0]
@@ -391,8 +375,8 @@ def _by_direction(quantity: str, run: Mechanism, law: Law, values: np.ndarray, s
         high = np.where(moved <= values, 0.0, high)
     copies = largest_k(law)
     if 1.0 < copies < np.inf and (
-        # The delta of K <= n candidates is at most the delta of n runs. For Gaussian runs that delta has a closed form.
-        # Other runs are composed only if n is at most 16.
+        # The delta of K <= n candidates is at most that of n runs, which for Gaussian runs has a closed form. Other
+        # runs are composed only if n <= 16.
         gaussian_mu(run) is not None or (copies <= 16 and not 600.0 < base.loss < np.inf)
     ):
         many = repeat(run, copies)

@@ -1,8 +1,4 @@
-"""Privacy of tuning on X_1, a Poisson sample of rate q from the data X, followed by one training run.
-
-The training run uses X without X_1 (variant "rest") or all of X (variant "all").  Koskela and Kulkarni (2023) account
-for both by Rényi divergences.  This file uses privacy profiles (README.md, "Tuning on a random subset").
-"""
+"""Privacy of tuning on a Poisson sample of the data and then training once (README.md, "Tuning on a random subset")."""
 
 from __future__ import annotations
 
@@ -47,22 +43,16 @@ def subset_epsilon(
 
     Parameters
     ----------
-    tuned : Mechanism
-        One run of a candidate on the sample, one configuration.
-    k : Law
-        One law of K.
-    trained : Mechanism
-        The final run, one configuration.
-    sampling_probability : float in [0, 1]
-        Probability with which a record is in the sample.
+    tuned : one run of a candidate on the sample, one configuration.
+    k : one law of K.
+    trained : the final run, one configuration.
+    sampling_probability : q in [0, 1], the probability with which a record is in the sample.
     delta : float in (0, 1)
-    variant : {"rest", "all"}
-        The final run is on the data outside the sample ("rest"), or on all data ("all").
+    variant : the final run is on the data outside the sample ("rest"), or on all data ("all").
 
     Returns
     -------
-    Bounds
-        kind "bound", lower 0.
+    Bounds of kind "bound", with lower 0.
 
     References
     ----------

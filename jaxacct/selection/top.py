@@ -1,9 +1,4 @@
-"""Selections that release the best j of K candidates together: `selection.select(run, k, top=j)`.
-
-Let R be the product of the likelihood ratios of j independent runs.  The main term of the bound is the mean of
-max_i (a_i + b_i R), which the privacy profile of j runs determines.  So the bound needs only profiles of up to j runs
-(README.md, "The best j").
-"""
+"""Selections that release the best j of K candidates: `selection.select(run, k, top=j)` (README.md, "The best j")."""
 
 from __future__ import annotations
 
@@ -47,18 +42,14 @@ MOST_ATOMS = 1500
 class TopSelection(AnySelection):
     """A selection that runs ``mechanism`` K times, K from ``law``, and releases the best ``top`` by any score.
 
-    All candidates are released if K is less than ``top``.  The answers are upper bounds, of kind "bound".
-    Each answer is the smaller of an envelope for the best j and a bound for releasing all candidates.  The selection
-    composes.
+    All candidates are released if K is less than ``top``.  An answer has kind "bound": it is the least of an envelope
+    for the best j, a bound by the largest loss, and a bound for releasing all candidates.  The selection composes.
 
     Parameters
     ----------
-    mechanism : Mechanism
-        The base, one candidate.  Candidates are i.i.d. given the data.
-    law : Law
-        The law of K; it broadcasts with the mechanism.
-    top : int
-        j, from 2 to 16.  `select(..., top=j)` makes these objects.
+    mechanism : the base, one candidate; candidates are i.i.d. given the data.
+    law : the law of K; it broadcasts with the mechanism.
+    top : j, from 2 to 16; `select(..., top=j)` makes these objects.
 
     References
     ----------
@@ -176,7 +167,7 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
         scale, other = derivative(law, top)
         grown, _ = profile_ends.last(run, other, side.forward) if scale > 0.0 else (np.zeros(()), 0.0)
         total = (float(grown) + (top - 1) * one) * (1.0 + 8.0 * ROUNDOFF)
-        # if `total` is NaN, or `scale` overflows, no bound of the largest loss is known
+        # NaN or overflow: no bound of the largest loss is known
         largest = max(largest, total) if total >= 0.0 and np.isfinite(scale) else np.inf
         mass = max(mass, float(profile_ends.last(run, law, side.forward)[1]))
     return largest, mass
@@ -185,9 +176,9 @@ def ends(run: Mechanism, law: Law, top: int, relation: str) -> tuple[float, floa
 def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> tuple[envelope.Envelope, float]:
     """Return one direction's envelope for deltas >= `level`, and the largest eps in the profile of `top` runs."""
     parts = components(run, "add_or_remove_one", side.direction)
-    # `apart`, the base's mass at infinity, is subtracted from the profiles and the curve. `Envelope.start` bounds the
-    # part of delta that `apart` causes. The subtraction is sound only if the mass is known exactly. A pair that merely
-    # dominates the base may have more mass at infinity than the base. For such a pair `apart` is 0.
+    # `apart`, the base's mass at infinity, is subtracted from the profiles and the curve; `Envelope.start` bounds what
+    # it adds to delta. The subtraction is sound only if the mass is exact. A pair that merely dominates the base may
+    # have more mass at infinity, and then `apart` is 0.
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
     apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may be only the cut-off tail of a table
