@@ -1,8 +1,4 @@
-"""Random allocation: in a round of t releases ("slots") each record takes part in some, which are drawn at random.
-
-Where the pairs of a round cannot be computed, its upper bound is that of the Gaussian mechanism that also reveals the
-slot, and its lower bound is 0.
-"""
+"""Random allocation: in a round of t releases ("slots") each record takes part in some, which are drawn at random."""
 
 from __future__ import annotations
 
@@ -74,41 +70,35 @@ _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")
 @register
 @dataclass(frozen=True, eq=False)
 class RandomAllocation(Mechanism):
-    """A round of t releases, each record in exactly ``participations`` of them, drawn at random and independently.
+    """A round of t releases; each record takes part in exactly ``participations`` of them, drawn at random.
 
     With one participation the pair is P = (1/t) sum_i N(e_i, sigma^2 I), Q = N(0, sigma^2 I) in t dimensions: exact for
-    add, remove and zero-out, also for adaptive releases. Several rounds, as in
-    ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``, draw a fresh allocation in every round; the answer is a
-    certified bracket. With k participations, 1 < k < t, the answer is that of a mechanism that leaks no less: it
-    splits the slots at random into k blocks, reveals the blocks, and draws one slot in each. ``kind`` is "bound". With
-    k = t a round is t plain releases. Under ``replace_one`` a record is removed and another added, and the answer is a
-    bound. Rényi divergences and private selections are computed from a dominating pair, and are bounds too.
+    add, remove and zero-out, also for adaptive releases. ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``
+    draws a fresh allocation in every round; its answer is a certified bracket. With k participations, 1 < k < t, the
+    answer is a bound: that of a mechanism that splits the slots at random into k blocks, reveals the blocks, and draws
+    one slot in each. With k = t a round is t plain releases. A replacement counts as a removal and an addition. Its
+    answer is a bound, and so are Rényi divergences and private selections.
 
-    The slots of different records must be independent. Slots of equal size, as a shuffle makes them, are not covered,
-    because the slots of the other records then depend on the record's own slot: for t = 2 and sigma = 1 the
-    delta(1) of a shuffle is at least .1172; under random allocation it is .0592.
+    The draws of different records must be independent. A shuffle into slots of equal size is not covered, because the
+    other records' slots then depend on the record's slot. For t = 2 and sigma = 1 its delta(1) is at least .1172, and
+    that of random allocation .0592.
 
-    With a base of finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) the
+    For a base of finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) the
     answer is exact under add, remove and zero-out, for any number k of participations. A round may have at most
     min(20,000, 250,000/k) vectors of counts (how many slots have each output).
 
-    A user whose k records share one slot is one record of k times the contribution: use noise multiplier sigma/k.
-
-    The bracket of one round usually has a relative width of 1e-6. The bracket of composed rounds has a width of up to
-    some 1e-3 for epsilon and a few per cent for delta, whatever ``rtol`` asks. The status is "ok" up to a
-    width of 1e-3 for epsilon and of 5e-2 for delta.
+    One round's bracket usually has a relative width of 1e-6. Composed rounds reach some 1e-3 for epsilon and a few per
+    cent for delta, whatever ``rtol`` asks. Their status is "ok" up to 1e-3 for epsilon and 5e-2 for delta.
 
     Parameters
     ----------
-    mechanism : Gaussian, or a mechanism with finitely many outputs
-        Release of each slot: the sum over the records in the slot, with noise, or the output of the mechanism.
-    slots : array_like of whole numbers from 1 to 2**53
-        t, the number of releases of a round, which is public.
-    participations : array_like of whole numbers from 1 to slots
-        Exact number of slots in which a record takes part. "At most k" is not covered: no dominating pair is known.
-    group : array_like of whole numbers, 1 or more
-        Number of records, each in slots of its own, that are protected together. Above 1 the answer is a bound, and
-        participations must be 1 or all slots. All fields broadcast.
+    mechanism : Gaussian, or a mechanism with finitely many outputs; the release of each slot.
+    slots : whole numbers from 1 to 2**53; t, the number of releases of a round, which is public.
+    participations : whole numbers from 1 to slots; in how many slots a record takes part, exactly. "At most k" is not
+        covered, because no dominating pair is known.
+    group : whole numbers, 1 or more; how many records, each in slots of its own, are protected together. Above 1 the
+        answer is a bound, and participations must be 1 or all slots. Records that share one slot are instead a single
+        record: use group 1 and noise multiplier sigma / (number of records). All fields broadcast.
 
     References
     ----------
@@ -203,7 +193,7 @@ class RandomAllocation(Mechanism):
             raise InputError(
                 "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta for a bound"
             )
-        if not below:  # Where a bound needs losses above LARGEST_LOSS, which no pair holds, count the slots as known.
+        if not below:  # where a bound needs losses above LARGEST_LOSS, which no pair holds, reveal the record's slots
             mu = group / sigma
             bound = (group > 1.0) | (taken > 1.0) | (_LOSSES.get() == "far")
             revealed = bound & ~(mu * (0.5 * mu + FAR) <= LARGEST_LOSS)
@@ -253,19 +243,16 @@ def require_gaussian_slots(owner: str, mechanism: Any) -> None:
 class BallsInBins(EqualToAnother):
     """Several epochs of t releases (slots). A record takes part in one random slot, the same in every epoch.
 
-    The mechanism is exactly one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs). jax_privacy's
+    This equals one round of ``RandomAllocation`` with noise multiplier sigma/sqrt(epochs). jax_privacy's
     BallsInBinsSampling draws such batches. A fresh slot in every epoch, ``ja.repeat(RandomAllocation(Gaussian(sigma),
     slots), epochs)``, costs up to five times less epsilon: .603 instead of 2.96 at sigma = 2, 100 slots, 10 epochs and
-    delta = 1e-5. If slots and epochs are both above 1, a warning recommends the fresh slots.
+    delta = 1e-5. A warning says so if slots and epochs are both above 1.
 
     Parameters
     ----------
-    mechanism : Gaussian
-        Release of each slot in each epoch.
-    slots : array_like of whole numbers from 1 to 2**53
-        t, the number of releases of an epoch.
-    epochs : array_like of whole numbers from 1 to 2**53
-        Number of epochs. All fields broadcast.
+    mechanism : Gaussian; the release of each slot in each epoch.
+    slots : whole numbers from 1 to 2**53; t, the number of releases of an epoch.
+    epochs : whole numbers from 1 to 2**53. All fields broadcast.
 
     References
     ----------
@@ -312,7 +299,7 @@ class BallsInBins(EqualToAnother):
 
 
 def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
-    """Return the distinct (noise multiplier, slots) of a mechanism's Gaussian rounds. A block of slots is a round."""
+    """Return the distinct (noise multiplier, slots) of a mechanism's Gaussian rounds, and of a round's blocks."""
     if isinstance(mechanism, BallsInBins):
         both = (rounds_inside(mechanism.equivalent(below)) for below in (False, True))
         return list(dict.fromkeys(one for each in both for one in each))
@@ -354,7 +341,7 @@ def _profiles(sigma: float, slots: float, losses: Losses) -> Profiles:
 
 
 def _profiles_of(rounds: Sequence[tuple[float, float]], losses: Losses) -> list[Profiles]:
-    """Compute the profiles of rounds in both directions. Each delta is at most that of one Gaussian release."""
+    """Compute the profiles of rounds in both directions. Cap each delta at that of one Gaussian release."""
     sigma, slots = np.array(rounds, np.float64).T
     mus = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
     made: list[Profiles]
@@ -396,7 +383,7 @@ def prepare(rounds: Sequence[tuple[float, float]]) -> None:
     losses = _LOSSES.get()
     missing = [one for one in rounds if (*one, losses) not in _KEPT]
     if len(missing) > 1:
-        with contextlib.suppress(*FAILURES):  # the loop below then computes each round separately
+        with contextlib.suppress(*FAILURES):  # on a failure the loop below computes each round separately
             _profiles_of(missing, losses)
     for sigma, slots in rounds:
         pair_above_round(sigma, slots, 1.0)
@@ -409,7 +396,7 @@ def pair_above_round(sigma: float, slots: float, group: float) -> FinitePair:
 
 
 def law_below_round(sigma: float, slots: float, direction: str) -> FinitePart:
-    """Return a loss law whose delta is at most that of the round, for use in lower bounds."""
+    """Return a loss law whose delta is at most that of the round. On a failure its delta is 0."""
     nothing = FinitePart(np.zeros(1), np.ones(1), np.asarray(0.0))
     return _or_else(_parts_below, lambda: (nothing, nothing), sigma, slots)[DIRECTIONS.index(direction)]
 
@@ -441,7 +428,7 @@ def _or_else(
 
 
 def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
-    """Return the pair of one Gaussian release, as if the slot were known. On a failure return a pair with delta = 1."""
+    """Return the pair of one Gaussian release, which reveals the slot. On a failure return a pair with delta = 1."""
     try:
         mu = 1.0 / sigma * (1.0 + 4.0 * ROUNDOFF)
         eps = np.linspace(0.0, min(mu * (0.5 * mu + 12.0), LARGEST_LOSS), 300)
@@ -454,7 +441,7 @@ def _pair_of_revealed(sigma: float, group: float) -> FinitePair:
 
 
 def _of_group(profile: BracketedProfile, group: float, mu: float) -> BracketedProfile:
-    """Given the profile of one record, bound that of `group` records (README.md, "Random allocation", Groups)."""
+    """Return an upper bound of the profile of `group` records from that of one (README.md, "Random allocation")."""
     if group == 1.0:
         return profile
     eps, together = profile.epsilon, group * mu * (1.0 + 8.0 * ROUNDOFF)
@@ -486,7 +473,7 @@ def _with_far_losses(profile: BracketedProfile, mu: float) -> BracketedProfile:
 
 
 def _without_lone(profile: BracketedProfile) -> BracketedProfile:
-    # a point with a wide bracket is left out if both neighbouring points have narrow brackets
+    # leave out each point with a wide bracket between two points with narrow brackets
     wide = ~(profile.upper - profile.lower <= 1e-6 * profile.upper)
     beside = np.concatenate([[True], wide[:-1]]) | np.concatenate([wide[1:], [True]])
     keep = ~wide | beside
@@ -513,7 +500,7 @@ class AllocatedLaw(NamedTuple):
         least = int(np.argmin(loss))
         small[least] = False
         kept = np.where(small, 0.0, mass)
-        # Mass moved to the smallest loss makes every delta smaller, so the law stays a lower bound.
+        # Moving mass to the smallest loss makes every delta smaller, so the law stays a lower bound.
         kept[least] += mass[small].sum() + (infinity if infinity < LEAST_MASS else 0.0)
         return FinitePart(np.where(small, 0.0, loss), kept, np.asarray(infinity if infinity >= LEAST_MASS else 0.0))
 
@@ -524,7 +511,7 @@ class AllocatedLaw(NamedTuple):
 
 
 def refuse_counts(base: FiniteMechanism, slots: float, taken: float, index: str) -> None:
-    """Refuse an epsilon > MOST_EPSILON and too many vectors of counts (`_counts`). Errors name element `index`."""
+    """Refuse an epsilon > MOST_EPSILON and too many vectors of counts (`_counts`), naming element `index`."""
     if getattr(base, "epsilon", 0.0) > MOST_EPSILON:
         raise InputError(
             f"epsilon{index} = {base.epsilon:g} of the base must be at most {MOST_EPSILON:g} in RandomAllocation; "  # type: ignore[attr-defined]  # only PureDP and ApproximateDP have an epsilon
@@ -544,7 +531,7 @@ def refuse_counts(base: FiniteMechanism, slots: float, taken: float, index: str)
 
 @functools.lru_cache(maxsize=256)  # a law takes up to half a megabyte
 def allocated_law(base: FiniteMechanism, slots: int, taken: int) -> AllocatedLaw:
-    """Return the law of the loss if a record takes part in `taken` of the slots, drawn without replacement."""
+    """Return the law of the loss of a round in which a record takes part in `taken` of the slots."""
     with decimal.localcontext(_context(base)):
         outputs = _outputs(base)
         common = [(p / q, q) for p, q in outputs if q > 0]

@@ -1,4 +1,4 @@
-"""Mechanisms that run on random batches: on Poisson samples, with or without a cap, or on batches of a fixed size."""
+"""Mechanisms that run on random batches: Poisson samples, with or without a cap, and samples of a fixed size."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from jaxacct.mechanisms.sampled_releases import (
 )
 
 NEGLIGIBLE = 1e-25
-"""Once the rest of a falling series is below this share of its sum, the rest is bounded and no longer summed."""
+"""Once the rest of a falling series is below this share of its sum, the rest is only bounded."""
 GROUP = Constraint("use a whole number of records", 1, 1000, integral=True)
 """Numbers of records that may be protected together."""
 ONE_GROUP = "ask for one group size at a time"
@@ -73,28 +73,24 @@ ONE_GROUP = "ask for one group size at a time"
 @register
 @dataclass(frozen=True, eq=False)
 class PoissonSampled(OfGaussianMixtures):
-    """A base mechanism run on a Poisson sample: each record is in it with ``sampling_probability`` q.
+    """A base mechanism on a Poisson sample, which holds each record with ``sampling_probability`` q, independently.
 
     Let (P, Q) be the base's pair. The pair of the sampled step is ((1-q) Q + q P, Q) for remove, and (Q, (1-q) Q + q P)
     for add. The rates of nested samplings multiply. Under ``replace_one`` the answer is a bound for 0 < q < 1.
 
-    A composition inside runs all its mechanisms on one sample, as in ``PoissonSampled(compose(Gaussian(1.0),
-    Laplace(5.0)), 0.01)`` (README.md, "Several releases from one sample"). A composition of sampled mechanisms draws a
-    new sample for each of them.
+    ``PoissonSampled(compose(Gaussian(1.0), Laplace(5.0)), 0.01)`` runs both mechanisms on one sample (README.md,
+    "Several releases from one sample"). A composition of sampled mechanisms draws a new sample for each of them.
 
     ``group`` = k > 1 protects any k records together, such as those of one person. For a Gaussian of noise multiplier s
     the pair is then (sum_j Bin_j N(j, s^2), N(0, s^2)), where Bin_j is the Binomial(k, q) probability of j. It is exact
-    for add, remove and zero-out of any k records or fewer. Under ``replace_one`` k records are replaced, and the answer
-    is a bound (README.md, "Groups of records").
+    for add, remove and zero-out of at most k records, and a bound under ``replace_one`` (README.md, "Groups of
+    records").
 
     Parameters
     ----------
-    mechanism : Mechanism
-        Step or composition that runs on one sample. Mechanisms that need a data set of fixed size are refused.
-    sampling_probability : array_like in [0, 1]
-        q, which broadcasts with the base's fields.
-    group : int from 1 to 1000
-        k, the same for all configurations; above 1 the base must be Gaussian, or a composition of Gaussians.
+    mechanism : Mechanism; it runs on one sample, and is refused if it needs a data set of fixed size.
+    sampling_probability : array_like in [0, 1]; q.
+    group : int from 1 to 1000; k, the same for all configurations. Above 1 the base must consist of Gaussians.
 
     References
     ----------
@@ -182,7 +178,7 @@ class PoissonSampled(OfGaussianMixtures):
         return "bound" if bound else base.kind_of_bracket(relation, composed)
 
     def several(self, relation: str) -> Several | None:
-        """Return the releases of the sample, or None if there is only one or if their profile does not give delta."""
+        """Return the releases of the sample. Return None for a single one, or if their profile does not give delta."""
         base, rate = self._flat()
         if isinstance(base, BaseMechanism) or (relation == "replace_one" and self._draws()):
             return None
@@ -224,7 +220,7 @@ class PoissonSampled(OfGaussianMixtures):
         return base.attained(relation) if isinstance(base, OfGaussianMixtures) else True
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Per configuration, return by how many sigmas a group may shift the sum, and the shifts' probabilities."""
+        """Return each configuration's possible shifts of the sum, in units of sigma, and their probabilities."""
         base, rate = self._flat()
         found = []
         for sigma, q in rows_of(self, cast(Gaussian, base).noise_multiplier, rate):
@@ -233,7 +229,7 @@ class PoissonSampled(OfGaussianMixtures):
         return found
 
     def _flat(self, up: bool = False) -> tuple[Mechanism, np.ndarray]:
-        """Return the innermost base, several Gaussians as one (noise rounded down, or `up`), and the rates' product."""
+        """Return the innermost base, its Gaussians joined (noise rounded up if `up`, else down), and the whole rate."""
         rate = np.asarray(self.sampling_probability, np.float64)
         if not isinstance(self.mechanism, PoissonSampled):
             base: Mechanism = self.mechanism
@@ -243,7 +239,7 @@ class PoissonSampled(OfGaussianMixtures):
         product = rate * inner
         if np.any((product == 0.0) & (rate > 0.0) & (inner > 0.0)):
             raise InputError("nested sampling_probability multiply to less than float64 can hold; use larger rates")
-        # A product near 1 must be exact, since losses depend on 1 - product, the chance that a record is left out.
+        # a product near 1 must be exact, since losses depend on 1 - product
         for index in np.argwhere(product > 0.999):
             factors = (float(np.broadcast_to(part, product.shape)[tuple(index)]) for part in (rate, inner))
             exact = math.prod(Fraction(factor) for factor in factors)
@@ -257,13 +253,13 @@ class PoissonSampled(OfGaussianMixtures):
 
 
 def _branch_sampled(branch: Branch, rate: float) -> Branch:
-    """Given a branch of a step, return that branch if a record takes part only with probability `rate`."""
+    """Return the branch for a record that takes part only with probability `rate`."""
     shifts, weights = np.append(0.0, branch.shifts), np.append(1.0 - rate, rate * branch.weights)
     return branch._replace(shifts=shifts, weights=weights)
 
 
 def _under(relation: str) -> str:
-    """Given the relation of the sampled mechanism, return the relation for which the unsampled releases are bounded."""
+    """Return the relation of the unsampled releases that bounds the sampled ones under `relation`."""
     return relation if relation == "replace_one" else "add_or_remove_one"
 
 
@@ -274,7 +270,7 @@ def groups_inside(mechanism: Mechanism) -> bool:
 
 
 def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> None:
-    """Refuse groups inside a sample. Refuse mechanisms that need data of fixed size if the sample has no fixed size."""
+    """Refuse groups inside a sample, and mechanisms that need data of fixed size unless `fixed_size`."""
     if isinstance(mechanism, BaseMechanism):
         return
     if not fixed_size and mechanism.displaces():
@@ -304,24 +300,20 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
     With n = ``dataset_size``, tau = Pr[Bin(n-1, q) >= cap] is the chance that the n - 1 other records fill the batch.
     Given a filled batch, a record is in it with the chance q' = (cap/n) Pr[Bin(n, q) > cap]/tau, and has then displaced
     another record. So a step counts, with probability tau, as a Gaussian of sensitivity 2 sampled at q', and else as a
-    Gaussian of sensitivity 1 sampled at q. This is an upper bound for add and remove, and for any number of adaptive
-    steps; ``kind`` is "bound". README.md, "A cap on a Poisson sample", has the other relations.
+    Gaussian of sensitivity 1 sampled at q. This is a bound for add and remove, and for any number of adaptive steps.
+    README.md, "A cap on a Poisson sample", has the other relations.
 
     The bound has four conditions. n, the size of the larger data set, is public. q and the cap do not depend on the
     data. The subset is uniform (not the first ``cap`` records). The sum is divided by a constant, never by the number
-    drawn. A cap costs much privacy unless steps * tau is well below delta. `jaxacct.cap_for` finds a cap that costs
-    little. A cap of n or more is plain Poisson sampling.
+    drawn. A cap costs much privacy unless steps * tau is well below delta; `jaxacct.cap_for` finds such a cap. A cap of
+    n or more is plain Poisson sampling.
 
     Parameters
     ----------
-    mechanism : Gaussian
-        One step, with noise in units of the add/remove sensitivity.
-    sampling_probability : array_like in [0, 1]
-        q, the chance of each record to be drawn before the sample is cut.
-    dataset_size : array_like of whole numbers from 1 to 1e9
-        n, the size of the larger data set.
-    cap : array_like of whole numbers from 1 to 1e9
-        The largest batch. All fields broadcast.
+    mechanism : Gaussian; one step, with noise in units of the add/remove sensitivity.
+    sampling_probability : array_like in [0, 1]; q, the chance of each record to be drawn before the sample is cut.
+    dataset_size : whole numbers from 1 to 1e9; n, the size of the larger data set.
+    cap : whole numbers from 1 to 1e9; the size of the largest batch. All fields broadcast.
 
     References
     ----------
@@ -397,25 +389,19 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
 def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: float, share: float = 1e-3) -> int:
     """Return the smallest cap for which steps * Pr[Bin(n - 1, q) >= cap] is at most share * delta.
 
-    So the chance that a record displaces another one (see `TruncatedPoissonSampled`) in any of the steps is at most
-    share * delta.
+    This product bounds the chance that a record displaces another one in any step (see `TruncatedPoissonSampled`).
 
     Parameters
     ----------
-    sampling_probability : float strictly between 0 and 1
-        q, the chance of each record to be drawn.
-    dataset_size : int from 1 to 1e9
-        n, the size of the larger data set.
+    sampling_probability : float in (0, 1); q, the chance of each record to be drawn.
+    dataset_size : int from 1 to 1e9; n, the size of the larger data set.
     steps : int from 1 to 2**53
-    delta : float strictly between 0 and 1
-        delta of the claim.
-    share : float strictly between 0 and 1
-        Share of delta for the steps in which the cap binds.
+    delta : float in (0, 1); delta of the claim.
+    share : float in (0, 1)
 
     Returns
     -------
-    int
-        The cap, which is n if no smaller cap suffices.
+    int : the cap, which is n if no smaller cap suffices.
 
     References
     ----------
@@ -438,7 +424,7 @@ def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: f
 
 
 def _pair_of_step(sigma: float, q: float, cap: Cap, relation: str) -> FinitePair:
-    """Return a pair (with the record, without it) that dominates one step under the relation."""
+    """Return a pair that dominates one step under the relation."""
     (low, high), rate, s = cap.chance, cap.rate[1], 1.0 / sigma
     plain = replaced_gaussian(q, s) if relation == "replace_one" else _sampled(q, s)
     if high == 0.0:
@@ -470,14 +456,14 @@ class Cap(NamedTuple):
 
 
 def cap_of(size: float, q: float, cap: float) -> Cap:
-    """Return bounds of tau and q' (see `Cap`), from sums of p_k/p_cap over k, where p_k = Pr[Bin(size - 1, q) = k]."""
+    """Return bounds of tau and q', from sums of p_k/p_cap over k, where p_k = Pr[Bin(size - 1, q) = k]."""
     n = size - 1.0
     if cap >= size or q == 0.0:
         return Cap((0.0, 0.0), (0.0, 0.0))
     if q == 1.0:
         return Cap((1.0, 1.0), (cap / size * (1.0 - 2.0 * ROUNDOFF), min(cap / size * (1.0 + 2.0 * ROUNDOFF), 1.0)))
     beyond, wrong = _series(n, q, cap, 1)  # sum_{k > cap} p_k/p_cap
-    if not np.isfinite(beyond):  # the sum overflows, so the terms up to the cap are negligible: tau is 1
+    if not np.isfinite(beyond):  # the sum overflows, so the terms up to the cap are negligible: tau is about 1
         rate = cap / size
         return Cap((1.0 - 2.0 * ROUNDOFF, 1.0), (rate * (1.0 - 4.0 * ROUNDOFF), rate * (1.0 + 2.0 * ROUNDOFF)))
     around, doubt = _series(n, q, cap, -1)  # sum_{k < cap} p_k/p_cap
@@ -493,10 +479,7 @@ def cap_of(size: float, q: float, cap: float) -> Cap:
 
 
 def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
-    """Return the sum of p_k/p_start over k > start (over k < start if `way` is -1), and its relative error.
-
-    Here p_k = Pr[Bin(n, q) = k].
-    """
+    """Return the sum of Bin(n, q)'s p_k/p_start over k > start (k < start if `way` < 0), and its relative error."""
     total, last, k, length, terms = 0.0, 1.0, float(start), 4096, 0.0
     with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
         while True:
@@ -513,7 +496,7 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
                 return np.inf, 0.0
             last, k, terms = float(product[-1]), k + way * step.size, terms + step.size
             at = (n - k) / (k + 1.0) * odds if way > 0 else k / (n - k + 1.0) / odds
-            # `rest` bounds the sum of all further terms by a geometric series, since the ratios of the terms fall
+            # a geometric series bounds the sum of all further terms, since the ratios of the terms fall
             rest = last * at / (1.0 - at) if at < 1.0 else np.inf
             if rest <= NEGLIGIBLE * max(total, 1e-300):
                 break
@@ -528,37 +511,30 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
 class SampledWithoutReplacement(OfGaussianMixtures):
     """A base mechanism run on a sample of fixed size without replacement, a share ``sampling_ratio`` g of the data.
 
-    If a record is added or removed, a sample of fixed size changes by a replacement. So let (P, Q) be the base's pair
-    under ``replace_one``, which has twice the sensitivity of add/remove. The pair of the sampled step is
-    ((1-g) Q + g P, Q) for remove, and (Q, (1-g) Q + g P) for add. The pair of ``replace_one`` has the profile
-    H_a((1-g) Q + g P || Q) for a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the base's pair is not symmetric,
-    the larger of the profiles of (P, Q) and (Q, P) replaces both (README.md, "Two orders of a replaced record"). That
-    larger profile, like that of ``replace_one``, may belong to no single pair of data sets. So its repetitions,
-    compositions and Rényi divergences are bounds. For Gaussian and Laplace bases epsilon under ``replace_one`` is a
-    bound, about 1e-5 above the exact value. A composition inside runs on one sample, as in `PoissonSampled`.
+    Adding or removing a record replaces a record of the sample. So let (P, Q) be the base's pair under ``replace_one``,
+    which has twice the sensitivity of add/remove. The pair of the sampled step is ((1-g) Q + g P, Q) for remove, and
+    (Q, (1-g) Q + g P) for add. Under ``replace_one`` the sampled step has the profile H_a((1-g) Q + g P || Q) for
+    a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the base's pair is not symmetric, the larger of the profiles of
+    (P, Q) and (Q, P) replaces both (README.md, "Two orders of a replaced record"). This larger profile, and that of
+    ``replace_one``, may belong to no single pair of data sets. So their repetitions, compositions and Rényi divergences
+    are bounds. For Gaussian and Laplace bases epsilon under ``replace_one`` is a bound, about 1e-5 above the exact
+    value. A composition inside runs on one sample, as in `PoissonSampled`.
 
-    ``zero_out`` replaces a record by one that contributes 0, in the same slot. For a Gaussian base it has a dominating
-    pair of its own (README.md, "Zero-out where the slot is kept"). For other bases the pair of ``replace_one`` is a
-    bound.
+    Under ``zero_out`` a record contributes 0 but keeps its slot. A Gaussian base has a pair of its own for this
+    (README.md, "Zero-out where the slot is kept"). Other bases use the pair of ``replace_one``, which is a bound.
 
     ``group`` = k > 1 protects k records of n = ``dataset_size`` together. Each of them in the batch displaces another
-    record, so the pair of a Gaussian of noise multiplier s is (sum_j Hyp_j N(2j, s^2), N(0, s^2)). Here Hyp_j is the
-    hypergeometric probability that a batch of n * ``sampling_ratio`` records holds j of the k records. The pair is
-    exact for add and remove of k records. Under ``replace_one`` and ``zero_out`` the answer is a bound (README.md,
-    "Groups of records").
+    record, so the pair of a Gaussian of noise multiplier s is (sum_j Hyp_j N(2j, s^2), N(0, s^2)), where Hyp_j is the
+    hypergeometric probability that a batch of n * ``sampling_ratio`` records holds j of the k. It is exact for add and
+    remove, and a bound under ``replace_one`` and ``zero_out`` (README.md, "Groups of records").
 
     Parameters
     ----------
-    mechanism : Mechanism
-        Step or composition that runs on one sample.
-    sampling_ratio : array_like in [0, 1]
-        Sample size divided by the size of the data set (under add/remove, of the larger data set). It broadcasts with
-        the base's fields.
-    group : int from 1 to 1000
-        k, the same for all configurations; above 1 the base must be Gaussian, or a composition of Gaussians.
-    dataset_size : int from 2 to 1e9
-        n, the size of the larger data set, needed only for a group. n * sampling_ratio must be a whole number of at
-        most n - k.
+    mechanism : Mechanism; it runs on one sample.
+    sampling_ratio : array_like in [0, 1]; g. Under add/remove it is a share of the larger data set.
+    group : int from 1 to 1000; k, the same for all configurations. Above 1 the base must consist of Gaussians.
+    dataset_size : int from 2 to 1e9; n, the size of the larger data set, needed only for a group. n * sampling_ratio
+        must be a whole number of at most n - k.
 
     References
     ----------
@@ -610,7 +586,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or relation == "zero_out":
             return "bound"
         replaced = relation == "replace_one" and not self._trivial()
-        # `joined`: the profile is the largest of several pairs of data sets. `rough`: the base's pair is only bounded.
+        # `joined`: the profile may be of no single pair of data sets. `rough`: the base's pair is only bounded.
         joined = replaced or not base.symmetric()
         rough = replaced and isinstance(base, BaseMechanism) and not base.finite
         return "bound" if rough or (joined and composed) else kind
@@ -620,7 +596,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or (relation == "zero_out" and isinstance(base, Gaussian)):
             pairs = [self._pair(row, relation) for row in self._rows()]
             return once(stacked(pairs, batch_shape(self)), direction)
-        replaced = relation in ("replace_one", "zero_out")  # zero_out replaces a record by one that contributes 0
+        replaced = relation in ("replace_one", "zero_out")
         if not isinstance(base, BaseMechanism):
             pair = pair_of_releases(base, "replace_one")
         elif base.symmetric():
@@ -638,7 +614,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         base, ratio = self._base(up=True), np.asarray(self.sampling_ratio, np.float64)
         if self.group > 1:
             return super().expand_below(relation, direction)
-        # `_replaced` bounds delta only from above. The lower bound is 0, the delta of a law with the single loss 0.
+        # `_replaced` bounds delta only from above. The lower bound is 0, the delta of a law whose only loss is 0.
         if relation in ("replace_one", "zero_out") and not self._trivial():
             nothing = np.zeros((*batch_shape(self), 1))
             return [(FinitePart(nothing, nothing + 1.0, nothing[..., 0]), np.asarray(1.0))]
@@ -650,14 +626,14 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return not self.ordinary() or self._base() != self._base(up=True)
 
     def several(self, relation: str) -> Several | None:
-        """Return the releases of the sample, or None if there is only one or if their profile does not give delta."""
+        """Return the releases of the sample. Return None for a single one, or if their profile does not give delta."""
         base = self._base()
         if isinstance(base, BaseMechanism) or relation == "zero_out":
             return None
         return Several(base, np.asarray(self.sampling_ratio, np.float64), dict.fromkeys(DIRECTIONS, "replace_one"))
 
     def _base(self, up: bool = False) -> Mechanism:
-        """Return the base; several Gaussians become one Gaussian, whose noise is rounded up if `up`, else down."""
+        """Return the base; several Gaussians become one, whose noise is rounded up if `up`, else down."""
         both = None if isinstance(self.mechanism, BaseMechanism) else one_gaussian(self.mechanism)
         return cast(Mechanism, self.mechanism) if both is None else both[up]
 
@@ -693,7 +669,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return relation in LOSS_OF_PRESENCE
 
     def _rows(self) -> list[tuple[float, ...]]:
-        """Return (sigma, sampling ratio, batch size) of every configuration; the batch size is 0 unless group > 1."""
+        """Return (sigma, sampling ratio, batch size; 0 unless group > 1) of every configuration."""
         size = self._batch_sizes() if self.group > 1 else 0.0
         return rows_of(self, cast(Gaussian, self._base()).noise_multiplier, self.sampling_ratio, size)
 
@@ -708,7 +684,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return size
 
     def _pair(self, row: tuple[float, ...], relation: str) -> FinitePair:
-        """Return a pair that dominates one step: under the relation if `group` > 1, under zero_out if `group` is 1."""
+        """Return a pair that dominates one step under the relation, which is zero_out if `group` is 1."""
         sigma, ratio, batch = row
         if self.group == 1:
             return profile_of_points(*zero_out_points(ratio, 1.0 / sigma), 2.0 / sigma)
@@ -727,7 +703,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
 
 def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
-    """Given the base's pair, return the sample's pair under `replace_one` (Zhu, Dong, Wang 2022, Corollary 31)."""
+    """Return the sample's pair under `replace_one` from the base's (Zhu, Dong, Wang 2022, Corollary 31)."""
     g = ratio[..., None]
     # P becomes (1 - g) Q + g P where the loss is positive. Q becomes (1 - g) P + g Q where the loss is negative.
     above, below = pair.loss > 0.0, pair.loss < 0.0
@@ -736,7 +712,7 @@ def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
     p = np.where(above, mixed_p, np.where(below, pair.p, 0.0))
     q = np.where(above, pair.q, np.where(below, mixed_q, 0.0))
     p_infinity, q_infinity = ratio * pair.p_infinity, ratio * pair.q_infinity
-    # The rest of the mass has loss 0. It is P's mass at loss 0 plus (1 - g) times the total variation of P and Q.
+    # the rest of the mass, P's mass at loss 0 plus (1 - g) times the total variation of P and Q, has loss 0
     apart = np.where(above, pair.p - pair.q, 0.0).sum(-1) + pair.p_infinity
     centre = np.where(above | below, 0.0, pair.p).sum(-1) + (1.0 - ratio) * np.maximum(apart, 0.0)
     shape = np.broadcast_shapes(loss.shape[:-1], centre.shape)
@@ -764,19 +740,14 @@ class SampledWithReplacement(OfGaussianMixtures):
 
     Parameters
     ----------
-    mechanism : Gaussian
-        One step, with noise in units of the add/remove sensitivity.
-    batch_size : array_like of whole numbers from 1 to dataset_size
-        B, the number of draws.
-    dataset_size : array_like of whole numbers from 2 to 1e9
-        n, the size of the larger data set. All fields broadcast.
-    group : int from 1 to 1000
-        k, the same for all configurations, less than n.
+    mechanism : Gaussian; one step, with noise in units of the add/remove sensitivity.
+    batch_size : whole numbers from 1 to dataset_size; B, the number of draws.
+    dataset_size : whole numbers from 2 to 1e9; n, the size of the larger data set. All fields broadcast.
+    group : int from 1 to 1000; k, the same for all configurations, less than n.
 
     References
     ----------
-    Balle, Barthe, Gaboardi (2018), Privacy Amplification by Subsampling, Theorem 10. README.md, "Draws with
-    replacement".
+    Balle, Barthe, Gaboardi (2018), Privacy Amplification by Subsampling, Theorem 10.
 
     >>> import jaxacct as ja
     >>> step = ja.SampledWithReplacement(ja.Gaussian(2.0), batch_size=10, dataset_size=1000)

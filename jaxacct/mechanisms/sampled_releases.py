@@ -1,8 +1,6 @@
-"""Several releases from one sample: sampling acts on the dominating pair of their composition.
+"""Several releases from one sample. Sampling acts on a pair that dominates their composition, and on one below it.
 
-A composition of Gaussians is exactly one Gaussian. For any other composition the profile is bracketed at some values of
-epsilon. The two ends of the bracket give a pair that dominates the composition, and a pair that the composition
-dominates. The sampling acts on these two pairs (README.md, "Several releases from one sample").
+The two pairs are the ends of the composition's bracketed profile (README.md, "Several releases from one sample").
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ from jaxacct.mechanisms.profile import (
 )
 
 POINTS = 480
-"""Largest number of intervals between the losses at which a profile is bracketed. The profile of n equal releases may
-bend at each multiple of one release's largest loss. If n divides 480, each multiple is the end of an interval."""
+"""Largest number of intervals between a profile's losses. 480 has many divisors n: the profile of n equal releases may
+bend at each multiple of one release's largest loss, and these are ends of intervals if n divides 480."""
 BEYOND = 1e5
 """Largest loss at which a profile is bracketed; delta at this loss counts as the mass at infinity."""
 KEPT = 256
@@ -51,7 +49,7 @@ KEPT = 256
 
 
 class Several(NamedTuple):
-    """Several releases from one sample: their composition without the sampling, and the sampling rate."""
+    """Several releases from one sample."""
 
     base: Mechanism  # the composition of the releases, without the sampling
     rate: np.ndarray  # the sampling rate of each configuration
@@ -120,7 +118,7 @@ def replaced_pair(base: Mechanism, rate: np.ndarray, shape: tuple[int, ...]) -> 
 
 @functools.lru_cache(maxsize=KEPT)
 def _replaced(base: Mechanism, q: float) -> FinitePair:
-    """Return a pair that dominates sampled releases if a record is replaced. Its delta is the smaller of two bounds."""
+    """Return `replaced_pair` of one configuration. Its delta is the smaller of two upper bounds."""
     if q == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
     if isinstance(base, Gaussian):
@@ -133,7 +131,7 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
     share = np.exp(eps - grid)
     whole = q * ((1.0 - share) * np.minimum(removed, replaced) + share * replaced)
     whole *= 1.0 + 64.0 * ROUNDOFF * (1.0 + grid)
-    # neighbouring e^loss may be equal in float64; then the second bound is NaN
+    # the second bound is NaN where neighbouring values of e^loss are equal in float64
     delta = np.minimum(np.fmin(whole, _one_after_the_other(grid, removed, added, eps, q)), 1.0)
     keep = np.isin(eps, spaced(eps))
     return pair_of_profile(eps[keep], delta[keep], delta[keep])
@@ -142,10 +140,10 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 def _one_after_the_other(
     loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
 ) -> np.ndarray:
-    """Return an upper bound of delta where one record is removed and then one is added.
+    """Return an upper bound of the sampled releases' delta at `eps`: one record is removed, then one is added.
 
-    It is q min_x {delta_remove(x) + f delta_add(eps - log f)}. The two deltas are those of the base
-    without sampling, and f = e^x - (e^eps - 1)(1 - q)/q (README.md, "Several releases from one sample").
+    It is q min_x {delta_remove(x) + f delta_add(eps - log f)} with the unsampled deltas `removed`, `added` at `loss`,
+    and f = e^x - (e^eps - 1)(1 - q)/q (README.md, "Several releases from one sample").
     """
     decay = np.exp(-loss[:0:-1])
     at = np.concatenate([decay, np.exp(loss)])
@@ -154,7 +152,7 @@ def _one_after_the_other(
         value = np.concatenate([(1.0 - decay + decay * back[:0:-1]) * (1.0 + 8.0 * ROUNDOFF) + 4.0 * ROUNDOFF, ahead])
         with np.errstate(divide="ignore", invalid="ignore"):
             slope = np.concatenate([[0.0], np.abs(np.diff(value) / np.diff(at)), [0.0]])
-        # the added term bounds the effect of the rounding of e^loss
+        # the second term bounds the effect of the rounding of e^loss
         both_sides.append(value + 16.0 * ROUNDOFF * at * np.maximum(slope[1:], slope[:-1]))
     first, value = both_sides
     a = np.exp(eps)[:, None] * (1.0 - 4.0 * ROUNDOFF)
@@ -167,7 +165,7 @@ def _one_after_the_other(
 
 
 def _elements(base: Mechanism, shape: tuple[int, ...]) -> list[Mechanism]:
-    """Broadcast the base to a batch of this shape, and return the base's configuration for each element."""
+    """Return the base's configuration for each element of a batch of this shape."""
     each = [element(base, index) for index in np.ndindex(*batch_shape(base))]
     return [each[row] for row in rows_in(base, shape)]
 
@@ -184,7 +182,7 @@ def _below(base: Mechanism, under: str) -> FinitePair:
 
 @functools.lru_cache(maxsize=KEPT)
 def _profiles(base: Mechanism, under: str) -> tuple[BracketedProfile, BracketedProfile]:
-    """Return the bracketed profiles H_a(P || Q) and H_a(Q || P) of one composition, for a = e^eps >= 1."""
+    """Return the bracketed profiles H_a(P || Q) and H_a(Q || P) of one composition, a = e^eps >= 1."""
     epsilon = _losses(base, under)
     sides = ("remove_one", "add_one") if under == "add_or_remove_one" else ("replace_one",)
     found = []
@@ -195,7 +193,7 @@ def _profiles(base: Mechanism, under: str) -> tuple[BracketedProfile, BracketedP
 
 
 def _losses(base: Mechanism, under: str) -> np.ndarray:
-    """Return a grid of losses, from 0 to where delta is negligible. Add the largest loss if losses are bounded."""
+    """Return a grid of losses from 0 to where delta is negligible, and the largest loss if losses are bounded."""
     infinite = float(_ask(base, np.asarray(BEYOND), under).upper)
     last = float(_epsilon(base, infinite * (1.0 + 1e-9) + 1e-40, under)) if infinite < 1.0 else 0.0
     last = min(last, BEYOND)

@@ -19,7 +19,7 @@ from jaxacct.mechanisms.profile import lowered_part, stacked_parts
 from jaxacct.mechanisms.random_allocation import RandomAllocation
 
 ATTACKS = ("largest", "allocation")
-"""Names of attacks. In each pass, "largest" sees only the largest output, and "allocation" sees all outputs."""
+"""Names of attacks on a pass. "largest" sees only the largest output, and "allocation" sees all outputs."""
 MOST_PASSES, MOST_ROWS = 1000, 16
 """Largest numbers of passes, and of answers in one call, for which attacks are computed. An answer takes up to 1 s."""
 
@@ -29,25 +29,21 @@ MOST_PASSES, MOST_ROWS = 1000, 16
 class ShuffledBatches(Mechanism):
     """One pass over a data set that is shuffled and cut into ``batches`` of a fixed size, with a Gaussian on each.
 
-    No amplification by the shuffle is claimed: a pass counts as one Gaussian, of sensitivity 1 for ``zero_out`` and of
-    sensitivity 2 for ``replace_one``. ``kind`` is "bound". For several passes use ``ja.repeat``, with a fresh
-    shuffle for each pass or the same one for all.
+    No amplification by the shuffle is claimed: a pass counts as one Gaussian, of sensitivity 1 for ``zero_out`` and 2
+    for ``replace_one``. ``kind`` is "bound". ``ja.repeat`` covers several passes, whether each is shuffled afresh or
+    all have the same order. Poisson sampling with the same batch size usually has a much smaller proved epsilon.
 
-    The best known attack, with fresh shuffles, gives the lower ends of ``ja.epsilon`` and ``ja.delta``
-    (README.md, "Shuffled batches"). The exact value between the two ends is not known. The lower ends are 0 for a
-    single batch, for more than 1,000 passes, for more than 16 answers at once, and in profiles and risks.
+    The best known attack on fresh shuffles gives the lower ends of ``ja.epsilon`` and ``ja.delta`` (README.md,
+    "Shuffled batches"). They are 0 for a single batch, for more than 1,000 passes, for more than 16 answers at once,
+    and in profiles and risks.
 
     Add and remove are refused. If a record is removed, another record moves into its slot. This changes the sums of two
     batches, so the sensitivity is sqrt(5), not 1. Use ``zero_out``, which leaves the slot with a contribution of 0.
 
-    For the same batch sizes Poisson sampling is usually proved to be much more private.
-
     Parameters
     ----------
-    mechanism : Gaussian
-        One step, with noise in units of the add/remove sensitivity.
-    batches : array_like of whole numbers from 1 to 2**53
-        Number of batches of one pass. The upper end of an answer does not depend on it.
+    mechanism : Gaussian; one step, with noise in units of the add/remove sensitivity.
+    batches : whole numbers from 1 to 2**53; batches of one pass. The upper end of an answer does not depend on them.
 
     References
     ----------
@@ -84,12 +80,8 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return the attacks on composed passes whose deltas have certified brackets. Return [] if `size` > MOST_ROWS.
-
-    An attack is a mechanism that shows only a part of each pass, so that the composition dominates the attack. `size`
-    is the number of answers asked at once. For `batches` = 1 there is no attack, since the trainer writes 1
-    whatever the true number is: the upper ends do not depend on the number.
-    """
+    """Return mechanisms with certified brackets that `mechanism` dominates: they show only a part of each pass."""
+    # `size` is the number of answers that are asked at once
     if relation in LOSS_OF_PRESENCE or size > MOST_ROWS or not _in_reach(mechanism, 1.0):
         return []
     attacks = ATTACKS if _in_bulk(mechanism, SENSITIVITY[relation]) else ATTACKS[:1]
@@ -98,9 +90,9 @@ def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism
 
 
 def _in_reach(mechanism: Mechanism, times: float) -> bool:
-    """Return whether each pass has several batches, and `times` repetitions make at most MOST_PASSES passes."""
+    """Return whether each pass has several batches, and `times` repetitions have at most MOST_PASSES passes."""
     match mechanism:
-        case ShuffledBatches():
+        case ShuffledBatches():  # the trainer writes `batches` = 1 whatever the true number of batches is
             return bool(np.all(np.asarray(mechanism.batches) > 1.0)) and times <= MOST_PASSES
         case Repeated():
             return _in_reach(mechanism.mechanism, times * float(np.max(mechanism.steps, initial=1.0)))
@@ -110,7 +102,7 @@ def _in_reach(mechanism: Mechanism, times: float) -> bool:
 
 
 def _in_bulk(mechanism: Mechanism, sensitivity: float) -> bool:
-    """Return whether the attack on all outputs of a pass usually beats the attack on the largest output."""
+    """Return whether the attack "allocation" usually beats the attack "largest" on every pass."""
     if isinstance(mechanism, ShuffledBatches):
         sigma = np.asarray(mechanism.mechanism.noise_multiplier) / sensitivity
         return bool(np.all((sigma >= 1.0) & (sigma >= np.sqrt(60.0 / np.asarray(mechanism.batches)))))
@@ -146,18 +138,17 @@ class _SeenBatches(Mechanism):
             return seen.expand_below("zero_out", direction)
         # With the record one output has the mean 2. Without it the mean is `moved`: 1 (zero_out) or 0 (replace_one).
         moved, shape = 2.0 - SENSITIVITY[relation], batch_shape(self)
-        # a sigma below 1e-3 is out of the range of `_largest` and is raised to 1e-3, as if the attack added noise
+        # `_largest` needs sigma >= 1e-3. More noise is what an attack may add by itself, so the bound stays valid.
         rows = (np.broadcast_to(x, shape).ravel() for x in (np.maximum(sigma, 1e-3), batches))
         laws = [_largest(2.0 / noise, moved / noise, t, direction) for noise, t in zip(*rows, strict=True)]
         return [(stacked_parts(laws, shape), np.asarray(1.0))]
 
 
 def _largest(with_record: float, without: float, batches: float, direction: str) -> FinitePart:
-    """Return the law of the loss of an attack that sees in which grid cell the largest of `batches` outputs lies."""
+    """Return the loss law of an attack that sees the grid cell of the largest output. Means are in units of sigma."""
     from scipy import special  # slow to import
 
-    # One output has the mean `with_record` under P and `without` under Q, in units of sigma. All others have mean 0.
-    # The chance that all others are below `lowest` is e^-46. For 2 batches `lowest` would be -inf, so it is set to -10.
+    # All other outputs are below `lowest` with probability e^-46. For 2 batches -10 replaces a `lowest` of -inf.
     lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0)
     highest = with_record + 38.0
     step = 0.05 / max(1.0, with_record - without)
@@ -170,20 +161,17 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
 
 
 def _masses(edges: np.ndarray, mean: float, batches: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the chance that the largest output lies in each cell between two edges, and bounds of the errors.
-
-    A chance is a difference of two lower tails, or of two upper tails where these are smaller. `log` is the logarithm
-    of the lower tail, a sum of terms log Phi(x). `units` bounds the relative error of `log`, in roundoffs: x has a
-    rounding error in proportion to the edge and the mean, and the slope of log Phi(x) is at most
-    2 (|x| + 1) |log Phi(x)|.
-    """
+    """Return the chance that the largest output lies in each cell between two edges, and bounds of the errors."""
     from scipy import special
 
+    # `log` is log Pr[largest output <= edge]; one output has the mean `mean`, the others have mean 0. `units`
+    # bounds its relative error in roundoffs: an argument x of log Phi has a rounding error in proportion to the edge
+    # and the mean, and the slope of log Phi at x is at most 2 (|x| + 1) |log Phi(x)|.
     log = special.log_ndtr(edges - mean) + (batches - 1.0) * special.log_ndtr(edges)
     size = np.where(np.isfinite(edges), np.abs(edges), 0.0)
     units = 20.0 + 2.0 * (np.abs(size - mean) + size + mean + 1.0) * (size + mean + 1.0) + 2.0 * size * (size + 1.0)
     lower, upper = np.exp(log), -np.expm1(log)
-    # Where -log > 746, `lower` and its error underflow to 0. The factor -log is capped, since inf * 0 would be NaN.
+    # where -log > 746, `lower` and its error underflow to 0; the cap avoids inf * 0
     lower_off = ROUNDOFF * (4.0 + units * np.minimum(-log, 746.0)) * lower
     upper_off = ROUNDOFF * units * upper
     in_lower = lower[:-1] <= 0.5
