@@ -1,7 +1,6 @@
 """dp_accounting's DpEvent trees as mechanisms, and mechanisms as events (needs the dp_accounting package).
 
-No mechanism describes an event without noise, so `convert` returns None for it. Events may come from a stranger, so
-only plain numbers are read. The error for a refused event names its place in the tree.
+Events may come from a stranger, so only plain numbers are read.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ MAX_DEPTH = 64
 MAX_EVENTS = 2**15
 """Largest number of events in one tree."""
 LARGEST_SCALE = 1e300
-"""Largest scale of discrete Laplace noise, since float64 may not hold a larger one. A larger scale is replaced by this
-one. Less noise means a larger epsilon, so this is safe."""
+"""Larger scales of discrete Laplace noise become this one, within float64. Less noise is safe: it raises epsilon."""
 LARGEST_DATASET = 10**9
 """Largest number of records of a data set, for Poisson samples of a capped size and for samples with replacement."""
 Leaf = Callable[[Any, str], Mechanism | None]
@@ -130,7 +128,7 @@ def _zcdp(event: Any, path: str) -> Mechanism | None:
 
 
 def _tree(event: Any, path: str) -> Mechanism | None:
-    """Return as many Gaussians as a record may change tree nodes: one per binary digit of the largest step count."""
+    """Return one Gaussian per tree node that a record may change: one per binary digit of the largest step count."""
     counts = event.step_counts
     counts = list(counts) if type(counts) in (list, tuple) else [counts]
     if not counts or any(type(n) is not int or not 0 <= n <= 2**53 for n in counts):
@@ -167,25 +165,24 @@ LEAVES: dict[str, Leaf] = {
     "SingleEpochTreeAggregationDpEvent": _tree,
     "TruncatedSubsampledGaussianDpEvent": _capped,
 }
-"""Maps the class name of an event to the event's reader. Older versions of dp_accounting lack some of these classes."""
+"""The reader of each class of events. Older versions of dp_accounting lack some of these classes."""
 
 
 def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     """Return the mechanism that a DpEvent describes. The neighbouring relation is an argument of `jaxacct.epsilon`.
 
     All classes of dp_accounting 0.6.0 are known except UnsupportedDpEvent. Of later versions EpsilonDelta,
-    DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation are known. Classes are matched exactly.
+    DiscreteGaussian, ExponentialMechanism, PermuteAndFlip and RandomAllocation are known. Subclasses are refused.
 
     * NoOp and an empty composition become PureDP(0).
     * The parts of a composition inside a sample all run on the same sample.
     * DiscreteGaussian in one dimension becomes `DiscreteGaussian`. Otherwise it becomes zCDP with
       rho = sensitivity^2/(2 sigma^2). The event must then give the Euclidean sensitivity under the relation in use.
     * Discrete Laplace's parameter a becomes the scale 1/a, rounded down.
-    * RandomizedResponse answers at random with a probability p, its noise parameter. The true answer then has the
-      probability 1 - p + p/k, rounded up, so that the loss is never understated. The guarantee is for replacing a
-      record.
-    * RepeatAndSelect becomes `selection.select`, whose epsilon is the exact worst case over scores. The parameter of
-      the law of K (the number of runs) is solved for, so that the mean of K equals the event's mean to the last digits.
+    * RandomizedResponse with the noise parameter p gives the true answer with probability 1 - p + p/k. This is rounded
+      up, so that the loss is never understated. The guarantee is for replacing a record.
+    * RepeatAndSelect becomes `selection.select`. The parameter of the law of the number of runs is solved for, so that
+      the mean number equals the event's mean to the last digits.
     * ZCDp becomes `ZCDP`. In a composition the rho of all ZCDp events add up, and so do their xi.
     * SingleEpochTreeAggregation becomes one Gaussian for each node above a leaf. The guarantee holds for zero-out,
       which moves no record to another leaf, but not for add/remove.
@@ -202,12 +199,12 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     Raises
     ------
     InputError
-        For every other event (user classes, ...), an event without noise, parameters that are not numbers in range,
-        counts beyond 2**53, and more than 64 levels or 2**15 events. The message is one line and names the place.
+        For every other event, an event without noise, parameters that are not numbers in range, counts beyond 2**53,
+        and more than 64 levels or 2**15 events. The message names the event's place in the tree.
 
     References
     ----------
-    dp_accounting's dp_event.py says what each event means.
+    dp_accounting's dp_event.py.
 
     >>> import dp_accounting as dpa
     >>> from_dp_event(dpa.SelfComposedDpEvent(dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0)), 100))
@@ -259,7 +256,7 @@ def _convert(event: Any, path: str, depth: int, count: Iterator[int]) -> Mechani
     if next(count, None) is None:
         raise EventError("", event, f"more than {MAX_EVENTS} events; use SelfComposedDpEvent for equal ones")
     kind = type(event)
-    # A user's subclass gets the name "", so that it is refused: it may mean something else than its base class.
+    # a user's subclass gets the name "" and is refused: its meaning may differ from that of its base class
     name = kind.__name__ if getattr(dp_event, kind.__name__, None) is kind else ""
     if name in LEAVES:
         return LEAVES[name](event, path)
@@ -356,12 +353,11 @@ _AROUND = {
     "RepeatAndSelectDpEvent": _selected,
     "RandomAllocationDpEvent": _allocated,
 }
-"""Maps the class name of an event around an inner event to the outer event's reader: (event, path, inner mechanism) ->
-mechanism. None stands for a mechanism that is not private."""
+"""The reader, (event, path, inner mechanism) -> mechanism, of each class of events that hold an inner event."""
 
 
 class EventError(InputError):
-    """Raised for a refused event. `event` is that event. The message is one line and names its place in the tree."""
+    """Raised for the refused `event`. The message names its place in the tree."""
 
     def __init__(self, path: str, event: object, reason: str) -> None:
         super().__init__(f"{path or 'event'}: {reason}")
@@ -374,7 +370,7 @@ def refuse(event: Any, path: str, reason: str) -> NoReturn:
 
 
 def checked(event: Any, path: str, build: Callable[[], Any]) -> Any:
-    """Call `build` and return its result. An InputError of `build` becomes an EventError that names the event."""
+    """Return `build()`. An InputError of `build` becomes an EventError that names the event's place."""
     try:
         return build()
     except InputError as error:
@@ -430,17 +426,15 @@ def _plain(event: Any, name: str, value: Any, path: str) -> int | float:
 def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
     """Return the DpEvent of a single mechanism (no batch); this is the inverse of `from_dp_event`.
 
-    Randomized response among k answers needs a probability of the true answer of at least 1/k. The noise parameter of
-    its event is rounded down, so that the event never promises more privacy than the mechanism has. A sampling ratio
+    Randomized response among k answers must give the true answer with probability at least 1/k. Its event's noise
+    parameter is rounded down, so that the event never promises more privacy than the mechanism has. A sampling ratio
     becomes a sample size and a data-set size whose ratio, rounded up, is the sampling ratio. A matrix mechanism becomes
-    the sampled or unsampled Gaussians that it equals. dp_accounting 0.6.0 has no event for PureDP(epsilon > 0),
-    ApproximateDP, DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and RandomAllocation. Later versions have such
-    events.
+    the Gaussians that it equals, sampled or not. PureDP(epsilon > 0), ApproximateDP, DiscreteGaussian,
+    ExponentialMechanism, ReportNoisyMax and RandomAllocation need a later dp_accounting than 0.6.0.
 
     Parameters
     ----------
     mechanism : Mechanism
-        One configuration.
 
     Returns
     -------
@@ -453,7 +447,7 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
 
     References
     ----------
-    dp_accounting's dp_event.py says what each event means.
+    dp_accounting's dp_event.py.
 
     >>> from jaxacct.mechanisms import dp_sgd
     >>> to_dp_event(dp_sgd(1.0, 0.5, 10)).count

@@ -23,15 +23,15 @@ def from_jax_privacy(thing: Foreign, steps: int = 0, relation: str = RELATIONS[0
     steps : int
         The number of steps n, for coefficients or a `BufferedToeplitz`. If it is 0, the training `Plan` sets n.
     relation : str
-        The relation under which epsilon will be computed. A plan that splits records equally is refused for all
-        relations but "zero_out" and "replace_one".
+        The relation under which epsilon will be computed. For a plan that splits records equally it must be "zero_out"
+        or "replace_one".
 
     Returns
     -------
     Toeplitz, BLT, ColumnNormalised or MatrixMechanism
-        A plan becomes the MatrixMechanism that it runs. The plan splits the records into as many groups as it has
-        coefficients. Its noise multiplier is in units of the norm of the coefficients, even with ``column_normalize``,
-        where the columns of the matrix have norm 1.
+        A plan becomes the MatrixMechanism that it runs, with one group of records for each coefficient. The plan's
+        noise multiplier is taken in units of the norm of the coefficients, also with ``column_normalize``, where the
+        columns of the matrix have norm 1.
 
     >>> from_jax_privacy([1.0, 0.5], steps=4)
     Toeplitz(coefficients=(1.0, 0.5), steps=4, epochs=1)
@@ -78,8 +78,8 @@ def to_jax_privacy(thing: Strategy | MatrixMechanism) -> Foreign:
     Returns
     -------
     object of jax_privacy, or array of coefficients
-        A MatrixMechanism becomes an execution plan, whose guarantee is for "add_or_remove_one". The coefficients of the
-        plan are padded with zeros to the number of groups. The noise of the plan is rounded up.
+        A MatrixMechanism becomes an execution plan, whose guarantee is for "add_or_remove_one". Its coefficients are
+        padded with zeros to the number of groups, and its noise is rounded up.
 
     >>> to_jax_privacy(Toeplitz((1.0, 0.5), steps=4)).tolist()
     [1.0, 0.5]

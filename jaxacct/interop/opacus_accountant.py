@@ -18,10 +18,9 @@ MECHANISM = "jaxacct"
 class OpacusAccountant(IAccountant):
     """An accountant for DP-SGD in Opacus. It certifies upper bounds of epsilon for adding or removing one record.
 
-    `history` is Opacus's list of (noise_multiplier, sample_rate, steps). `step` joins equal consecutive steps into one
-    entry. Users may assign `history`, as Opacus's own `get_noise_multiplier` does. The accountant checks the values
-    whenever it reads them. `len` returns the number of steps. Steps without noise make epsilon infinite. Every batch
-    must be a Poisson sample.
+    `history` is Opacus's list of (noise_multiplier, sample_rate, steps). Users may assign it, as Opacus's own
+    `get_noise_multiplier` does; its values are checked at every reading. `len` returns the number of steps. Steps
+    without noise make epsilon infinite. Every batch must be a Poisson sample.
 
     After `register_opacus()` Opacus finds the accountant by name: `PrivacyEngine(accountant="jaxacct")`,
     `get_noise_multiplier(accountant="jaxacct", ...)`.
@@ -52,7 +51,7 @@ class OpacusAccountant(IAccountant):
     ) -> float:
         """Return a certified upper bound of epsilon at `delta`, which must be strictly between 0 and 1.
 
-        alphas, eps_error, delta_error : accepted, since Opacus's accountants have them, and ignored.
+        alphas, eps_error, delta_error : ignored; Opacus's accountants have them.
         poisson : False is refused.
         """
         if not poisson:
@@ -77,7 +76,7 @@ class OpacusAccountant(IAccountant):
         return MECHANISM
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load a saved state of this accountant. If its history is invalid, keep the old state and raise an error."""
+        """Load a saved state of this accountant. If its history is invalid, raise an error and keep the old state."""
         before = self.history
         super().load_state_dict(state_dict)
         try:

@@ -1,24 +1,19 @@
 """What all kernels share: arrays of NumPy or JAX, the model of rounding, and special functions that keep to the model.
 
-A kernel is written once. It asks `namespace` whether its arguments are NumPy arrays, which need no compiler, or JAX
-arrays, and calls the functions of that namespace as `xp`. This module has what the two namespaces do not share: loops,
-barriers, scans along an axis, erfc. It also has sums and special functions that are accurate enough for the model of
-rounding.
+A kernel is written once, for NumPy, which compiles nothing, and for JAX. It calls functions of `xp = namespace(...)`.
+Functions that NumPy and JAX do not share (loops, barriers, scans, erfc) are here.
 
-**Shapes.** Every argument has shape `(..., own axes)`. The leading axes `...` are batch axes, of which there may be
-none. The batch axes of all arguments broadcast against each other. Docstrings and comments name the own axes only:
-`(X,)` stands for `(..., X)`, and a number for `(...)`.
+**Shapes.** Every argument has shape `(..., own axes)`. The leading axes `...` are batch axes, if any, and broadcast.
+Docstrings and comments name the own axes only: `(X,)` stands for `(..., X)`, and a number for `(...)`.
 
-**Rounding.** Every bound rests on this model. Tests compare this machine with the model by mpmath (README.md, section
-4):
+**Rounding.** Every bound rests on this model. Tests check this machine against it by mpmath (README.md, section 4):
 
 * A unit of a value is 2^-53 times its magnitude.
 * A sum, difference, product, quotient or square root is off by at most one unit of its value. XLA may contract a
   product with a sum into one rounding. No bound needs a product to be rounded by itself, so bounds hold either way.
 * exp, log and arctan2 are off by at most SIMPLE_UNITS of their value, at any argument. So are sin(x) and cos(x) where
   |x| <= LARGEST_ANGLE. For larger angles sin(x) and cos(x) are off by at most SIMPLE_UNITS of 1. That is enough, since
-  at such angles every bound allows an error of SIMPLE_UNITS of the angle. (Near multiples of pi/2 at 10^200, glibc's
-  sine and cosine may be off by 10^5 units of their value.)
+  at such angles every bound allows an error of SIMPLE_UNITS of the angle.
 * expm1, hypot, logistic and this module's log1p are off by at most COMPOUND_UNITS of their value. erfc(x) is off by at
   most SIMPLE_UNITS times (4 + x^2) units of its value.
 * Results below SMALLEST_NORMAL may be replaced by 0.
@@ -37,25 +32,18 @@ import numpy as np
 from jax import lax
 
 SIMPLE_UNITS = 4.0
-"""Error allowed for exp, log, sin, cos and arctan2, in units of 2^-53 times the value: twice the measured error."""
+"""Error allowed for exp, log, sin, cos and arctan2, in units (see above): twice the measured error."""
 COMPOUND_UNITS = 6.0
-"""Error allowed for log1p, expm1, hypot and logistic, in units of 2^-53 times the value: 1.5 times the measured error
-(README.md)."""
+"""Error allowed for log1p, expm1, hypot and logistic, in units: 1.5 times the measured error (README.md)."""
 LARGEST_ANGLE = 1e8
-"""Up to this angle, in radians, sin and cos have errors within SIMPLE_UNITS. This holds for glibc's functions too."""
+"""Up to this angle, in radians, sin and cos have errors within SIMPLE_UNITS, with glibc too."""
 SMALLEST_NORMAL = 2.0**-1022
 BLOCK_SIZE = 64
-"""Number of terms in a block of a sum. The bound of the rounding error is least where the sum has as many blocks as a
-block has terms."""
+"""Number of terms in a block of a sum. The bound of the rounding error is least for a sum of this many blocks."""
 _ASYMPTOTIC_BELOW = -36.0
-"""Below this x the logarithm of the normal distribution function Phi(x) is computed by an asymptotic series. The other
-formula uses erfc, which underflows for x < -37.5."""
+"""Below this x, log Phi(x) is computed by an asymptotic series, since erfc underflows for x < -37.5."""
 Array: TypeAlias = Any
-"""A float64 array, or a number.
-
-The type is `Any`, since a kernel is called with NumPy arrays, JAX arrays and, under jit, vmap and jvp, with tracers. No
-static type covers the three and the arithmetic between them. Docstrings and comments on fields name the shapes.
-"""
+"""A float64 array, or a number. No static type covers NumPy arrays, JAX arrays, tracers and the arithmetic of them."""
 Namespace: TypeAlias = Any
 """The module `numpy` or `jax.numpy`."""
 Carry = TypeVar("Carry")
@@ -79,10 +67,9 @@ def repeat(xp: Namespace, steps: int, body: Callable[[Any, Carry], Carry], carry
 
 
 def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carry], Carry], carry: Carry) -> Carry:
-    """Return the carry after `carry = body(carry)` is repeated while `going(carry)`, for each configuration separately.
+    """Return the carry after `while going(carry): carry = body(carry)`, for each configuration by itself.
 
-    `going` returns one truth value for each configuration. A configuration that has stopped keeps its carry, so that
-    its answer does not depend on the other configurations. Every array of the carry has all batch axes in front.
+    `going` gives one truth value for each configuration. Every array of the carry has all batch axes in front.
     """
 
     def step(carry: Carry) -> Carry:
@@ -117,10 +104,7 @@ def powers(
 
 
 def horner(xp: Namespace, coefficients: tuple[Array, Array], x: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Return `sum_n a_n x^n`, (K,), for complex coefficients a, (N,), at every complex x, (K,).
-
-    Each complex array is a pair of its real and its imaginary part.
-    """
+    """Return `sum_n a_n x^n` for coefficients a, (N,), at every x, (K,). All are pairs (real part, imaginary part)."""
 
     def step(total: tuple[Array, Array], a: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
         (re, im), (x_re, x_im) = total, x
@@ -179,15 +163,12 @@ def logistic(xp: Namespace, x: Array) -> Array:
 
 
 def erfc(xp: Namespace, x: Array) -> Array:
-    """Return the complementary error function.
-
-    For x just below 1, SciPy's erfc computes 1 - erf(x), with a relative error of 18 * 2^-53. For x from .7 to 1, this
-    function returns e^(-x^2) erfcx(x) instead. The relative error of SciPy's erfcx is 2 * 2^-53.
-    """
+    """Return the complementary error function."""
     if xp is jnp:
         return lax.erfc(x)
     from scipy import special  # SciPy imports slowly, and few questions need it
 
+    # Just below 1, SciPy's erfc is off by 18 units, since it computes 1 - erf(x). SciPy's erfcx is off by 2 units.
     x = np.asarray(x, np.float64)
     cancels = (x > 0.7) & (x < 1.0)
     if not np.any(cancels):
@@ -206,18 +187,13 @@ def log1p(x: Array) -> Array:
 def log1p_inline(x: Array) -> Array:
     """Return `log(1 + x)` for x >= -1, off by at most one unit in the last place.
 
-    Under XLA this function runs in half the time of `log1p`, but takes longer to compile. Kernels that compute little
-    else use this function. The engines' kernels use `log1p`: this function would not make them faster, and would make
-    them compile a fifth longer.
+    Under XLA this runs in half the time of `log1p`, but compiles longer. It serves kernels that compute little else.
     """
     return np.log1p(x) if namespace(x) is np else _log1p_by_bits(x)
 
 
 def log1p_complex(a: Array, b: Array) -> Array:
-    """Return log(1 + a + ib) for NumPy arrays. Where |a + ib| is small, the error is a few roundoffs of |a + ib|.
-
-    NumPy's complex log1p is off by a few roundoffs of 1 even if its argument is small.
-    """
+    """Return log(1 + a + ib) for NumPy arrays. If |a + ib| is small, the error is a few roundoffs of |a + ib|."""
     square = 2.0 * a + a * a + b * b
     near = (square > -0.75) & (square < 1e8)
     with np.errstate(divide="ignore"):
@@ -229,9 +205,8 @@ def log1p_complex(a: Array, b: Array) -> Array:
 def _log1p_by_bits(x: Array) -> Array:
     """Compute `log1p_inline` under XLA.
 
-    Let 1 + x = 2^k m with m in (sqrt(1/2), sqrt 2). Then the logarithm is k log 2 + log m, and
-    `log m = 2 artanh s` with s = (m - 1)/(m + 1). The artanh is computed by the polynomial in s^2 of fdlibm's e_log.c
-    (Sun Microsystems 1993). The rounding error of 1 + x, divided by 1 + x, corrects the logarithm.
+    For 1 + x = 2^k m, m in (sqrt(1/2), sqrt 2) and s = (m - 1)/(m + 1), the logarithm is `k log 2 + 2 artanh s`. The
+    artanh is fdlibm's polynomial (e_log.c, 1993). The rounding error of 1 + x, over 1 + x, corrects the logarithm.
     """
     one = jnp.where(jnp.isnan(x), 2.0, 1.0)  # XLA would rewrite (1 + x) - 1 to x if it knew that `one` is 1
     whole = one + x
@@ -242,11 +217,11 @@ def _log1p_by_bits(x: Array) -> Array:
     k, s = k.astype(jnp.float64), f / (2.0 + f)
     z, half = s * s, 0.5 * f * f
     w = z * z
-    # coefficients of the polynomial in s^2 for 2 artanh(s)/s - 2
+    # coefficients, in s^2, of 2 artanh(s)/s - 2
     a, b, c, d = 6.666666666666735130e-01, 3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01
     e, g, h = 1.818357216161805012e-01, 1.531383769920937332e-01, 1.479819860511658591e-01
     series = z * (a + w * (c + w * (e + w * h))) + w * (b + w * (d + w * g))
-    # log 2 = high + low. `high` holds the first 32 bits of log 2, so that k * high is exact.
+    # log 2 = high + low; `high` has 32 bits, so that k * high is exact
     high, low = 6.93147180369123816490e-01, 1.90821492927058770002e-10
     value = k * high - ((half - (s * (half + series) + (k * low + rest))) - f)
     return jnp.where(
@@ -284,7 +259,7 @@ def _log_tails(x: Array) -> tuple[Array, Array]:
     square = 1.0 / double
     small = -square * (1.0 - 3.0 * square * (1.0 - 5.0 * square * (1.0 - 7.0 * square)))
     series = small * (1.0 - small * (0.5 - small / 3.0))  # log1p(small), |small| < 1e-3
-    # One call of log serves near and far arguments, since logarithms take most of the time.
+    # one call of log serves near and far arguments, since logarithms take most of the time
     beyond = size > -_ASYMPTOTIC_BELOW
     log = xp.log(xp.where(beyond, far, half))
     less = xp.where(beyond, -0.5 * double - 0.5 * np.log(2.0 * np.pi) + series - log, log)
@@ -311,12 +286,12 @@ def blocks(size: int) -> int:
 
 
 def total(x: Array) -> Array:
-    """Sum each block of x, (X,), and return the sum of these block sums. `sum_depth` bounds the rounding error."""
+    """Return the sum of x, (X,), taken block by block. `sum_depth` bounds the rounding error."""
     xp = namespace(x)
     parts = xp.sum(xp.reshape(x, (*x.shape[:-1], blocks(x.shape[-1]), -1)), axis=-1)
     return xp.sum(keep_apart(xp, parts), axis=-1)
 
 
 def sum_depth(size: int) -> float:
-    """Return the largest error of `total`, in units of 2^-53 times the sum of the terms' magnitudes."""
+    """Return a bound of the error of `total`, in units of 2^-53 times the sum of the terms' magnitudes."""
     return blocks(size) + size / blocks(size)

@@ -1,28 +1,27 @@
 """Kernels for calibrations of a Poisson sampled Gaussian, and derivatives of log delta. Nothing here enters a bound.
 
 `solve` finds the x at which delta(eps; x) is the target delta. x is the logarithm of one parameter, and c is the
-abscissa of the contour. Callers certify the x found. Two stages with fixed iteration counts find x:
+abscissa of the contour. Two stages with fixed iteration counts find x, and callers certify it:
 
-1. Newton's method solves the saddle point equations for log c and x. At the saddle point the approximation of delta
-   does not change with c to first order. So each step first gets x from this approximation. Then it gets c from the
-   saddle point equation.
+1. Newton's method solves the saddle point equations for log c and x. To first order the approximation of delta at the
+   saddle point does not change with c. So each step gets x from it first, and then c from the saddle point equation.
 2. Secant steps in x solve the equation for the contour integral itself. They keep c and the period fixed.
 
-`solve_rate` takes a false-positive rate a and a true-positive rate b. At the false-positive rate a, the true-positive
-rate is at most `F = delta(eps) + e^eps a` for every eps. `solve_rate` finds the noise at which the least F over eps is
-b, and the eps of the least F. With Q(L > eps), the chance under Q that the loss L exceeds eps, noise and eps solve:
+`solve_rate` takes a false-positive rate a and a true-positive rate b. The true-positive rate at a is at most
+`F = delta(eps) + e^eps a` for every eps. `solve_rate` finds the noise at which the least F over eps is b, and the eps
+of the least F. Let Q(L > eps) be the chance under Q that the loss exceeds eps. Then noise and eps solve:
 
     F = b,    dF/d eps = e^eps (a - Q(L > eps)) = 0.
 
-Callers certify the noise at that eps. Again two stages with fixed iteration counts find the noise and eps:
+Again two stages with fixed iteration counts find noise and eps, and callers certify the noise at that eps:
 
 1. Newton's method solves the saddle point equations for log c and x, the logarithm of the noise. At the saddle point
    `-d log delta/d eps = c`, so that `eps = log(b/a) + log(c/(1 + c))` and `delta = b/(1 + c)`.
-2. Each further step uses the contour integral, with fixed c and period. It makes a secant step in x and a Newton step
-   in eps. At the optimal eps the solution x does not change with eps to first order, so the secant takes eps as fixed.
+2. Each step on the contour integral, with c and the period fixed, makes a secant step in x and a Newton step in eps.
+   At the best eps the solution x does not change with eps to first order, so the secant takes eps as fixed.
 
-`sensitivity` differentiates log delta along a tangent: a direction in which the parameters of the law change. It
-differentiates under the contour integral. With the trapezoid sum `V = sum_k Re[w_k e^{K(z_k) - z_k eps}]`,
+`sensitivity` differentiates log delta, under the contour integral, along a tangent: a direction in which the parameters
+of the law change. With the trapezoid sum `V = sum_k Re[w_k e^{K(z_k) - z_k eps}]`,
 
     V' = sum_k Re[w_k K'(z_k) e^{K(z_k) - z_k eps}],    K = sum n log M,    K' = sum n' log M + n M'/M,
 
@@ -30,8 +29,7 @@ where ' is the derivative along the tangent, and the sums in K go over the parts
 part, and M is the moment generating function of one step's loss. The contour and the quadrature points of sampled
 Gaussians count as constants, since the integrals do not depend on them.
 
-`solve_split` solves the problem of `solve` where few steps sample the record. It takes secant steps on the contour
-integral of a split law (split.py). Each call places windows and contour once. Callers repeat the call until x settles.
+`solve_split` solves the problem of `solve` on the contour of a split law (split.py), for steps that are rarely sampled.
 """
 
 from functools import partial
@@ -47,7 +45,7 @@ from jaxacct.kernels.law import LossLaw, Saddle, Tilted, cumulants, finite_weigh
 LARGEST_SPLIT_STEP = 0.4
 """Largest secant step of `solve_split` in x, the logarithm of the parameter that is solved for."""
 SETTLED = 0.15
-"""`solve_split` places windows for one x (the log of a parameter). If x then moves farther, new windows are needed."""
+"""If `solve_split` moves x farther than this, new windows are needed. x is the logarithm of the parameter."""
 
 
 def sensitivity(
@@ -85,7 +83,7 @@ def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: 
 
 
 def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array, points: int, count: int) -> Array:
-    """Return `n' log M + n M'/M` (see the top of the file) of J Gaussians at nodes c + i t_k, (J, count), complex."""
+    """Return `n' log M + n M'/M` (top of this file) of J Gaussians at nodes c + i t_k, (J, count), complex."""
     xp = namespace(law.sign, c, tangent.mu2)
     sign, along = law.sign[..., None], t[..., None, :]
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, sign, c[..., None], points)
@@ -104,10 +102,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """Return `n' log M + n M'/M` (see the top of the file) of the Laplace parts, with Im log M between -pi and pi.
-
-    `M = e^{z/s} (1 + h)/2` with `h = (1 + 2z e^{-(1 + 2z)/s})/(1 + 2z)` and the scale s.
-    """
+    """Return `n' log M + n M'/M` of Laplace parts: `M = e^{z/s} (1 + (1 + 2z e^{-a/s})/a)/2`, scale s, a = 1 + 2z."""
     xp = namespace(law.sign, z)
     scale, a = law.laplace_scale[..., None], 1.0 + 2.0 * z
     fallen = xp.exp(-a / scale)
@@ -133,15 +128,13 @@ def _finite_change(law: LossLaw, tangent: LossLaw, c: Array, t: Array) -> Array:
 
 
 LARGEST_X_STEP, LARGEST_C_STEP = 0.2, 0.2
-"""Largest Newton steps of `solve_rate` in x, the logarithm of the noise, and in log c, where c is the abscissa of the
-contour. The steps are small, since the loss changes fast with the noise."""
+"""Largest Newton steps of `solve_rate` in x and log c (see the top): small, since the loss changes fast with noise."""
 LARGEST_EPSILON_STEP = 1.0
-"""A Newton step of `solve_rate` changes eps by at most this number divided by c, the abscissa of the contour. At this
-limit log delta changes by about 1, since its slope in eps is about -c."""
+"""Largest Newton step of `solve_rate` in eps, times c. Such a step changes log delta by about 1."""
 LARGEST_SHARE = 0.999
-"""Cap on e^eps a/b, so that delta = b - e^eps a > 0. a is the false-positive rate, and b the true-positive rate."""
+"""Cap on e^eps a/b, so that delta = b - e^eps a > 0."""
 LARGEST_NEWTON_STEP = 0.7
-"""Largest Newton step of log c, and of x, the logarithm of the parameter, in `solve`."""
+"""Largest Newton step of `solve` in log c and in x."""
 LARGEST_SECANT_STEP = 0.3
 """Largest secant step of x: small, since the contour is placed once, for the x where these steps begin."""
 LARGEST_Q = 1.0 - 1e-12
@@ -160,14 +153,13 @@ def single(sign: Array, log_sigma: Array, log_q: Array, log_n: Array) -> LossLaw
 def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[Array, Array, Array, Array, Array]:
     """Return K(c), K'(c), K''(c), and the derivatives of K(c) and K'(c) in x, for one sampled Gaussian.
 
-    `unknown` (as in `solve`) tells whether x is the logarithm of sigma, of q or of n. If x is log n, dK/dx = K and
-    dK'/dx = K'. Otherwise `dK/dx = n a E[dL/dx]` and `dK'/dx = n s (E[dL/dx] + a Cov(L, dL/dx))`. Here L = log mix, a
-    is the exponent of mix (`Tilted.power`), s is the sign, and E and Cov are taken under the tilted law.
+    If x is log n, these derivatives are K and K'. Otherwise they are `n a E[dL/dx]` and
+    `n s (E[dL/dx] + a Cov(L, dL/dx))`: L = log mix, a = `Tilted.power`, s is the sign, E and Cov are of the tilted law.
     """
     xp = namespace(law.sign, c)
     t = tilted_gaussian(law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.sign, c, nodes)
     sigma, q, n = law.gauss_sigma[..., 0], law.gauss_q[..., 0], law.gauss_n[..., 0]
-    # Where q is capped at LARGEST_Q, q does not change with x, so the derivative of q is 0.
+    # a q that is capped at LARGEST_Q does not change with x
     in_q = xp.where(q < LARGEST_Q, q, 0.0) * unknown[..., 1]
     moved = loss_change(sigma, q, t, sigma * unknown[..., 0], in_q)
     mean, mean_moved = xp.sum(t.weight * t.loss, axis=-1), xp.sum(t.weight * moved, axis=-1)
@@ -185,10 +177,9 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = 10.0) -> Array:
-    """Return risen/moved, or `slope` if `moved` is tiny or if risen/moved and `slope` differ by a factor > `change`."""
+    """Return risen/moved; `slope` if `moved` is tiny or the two differ by a factor > `change`, by rounding errors."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
-    # If `moved` is below 1e-7, or the slope changes by a factor above `change`, `fresh` is mostly rounding error.
     trusted = (xp.abs(moved) > 1e-7) & (fresh / slope > 1.0 / change) & (fresh / slope < change)
     return xp.where(trusted, fresh, slope)
 
@@ -208,11 +199,9 @@ def solve(
 ) -> tuple[Array, Array, Array, Array, Array]:
     """Return (x, d log delta/dx, d eps/dx at fixed delta, residual of log delta, nodes needed) at the solution.
 
-    x is the logarithm of the unknown parameter. Each round places the contour anew. Several rounds are needed for laws
-    on which the saddle point approximation is poor.
-
     base : (3,) logarithms of noise multiplier, sampling probability and number of steps; 0 for the unknown parameter.
     unknown : (3,) 1 for the unknown parameter, 0 for the two others.
+    rounds : how often the contour is placed anew. Several are needed where the saddle point approximation is poor.
     """
     xp = namespace(sign, base, x0)
     one = xp.ones_like(x0)
@@ -252,7 +241,7 @@ def solve(
             following = residual(x + step)
             return x + step, following, _secant_slope(step, following - r, slope)
 
-        # Four secant steps suffice, since x starts near the solution, at the x of the saddle point or the last round.
+        # four secant steps suffice, since x starts near the solution
         x, r, slope = repeat(xp, 4, secant, (x, residual(x), slope))
         return x, point.c, slope, r, need
 
@@ -274,14 +263,11 @@ def solve_rate(
     count: int,
     steps: int,
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """Return (eps, x, c |last step of eps|, last step of x, d log delta/dx, nodes needed).
-
-    x is the logarithm of the noise, and c the abscissa of the contour. The last step of x is made at the final eps, so
-    that the returned x is the solution for the returned eps.
+    """Return (eps, x at this eps, c |last step of eps|, last step of x, d log delta/dx, nodes needed).
 
     log_rate, log_fpr : logarithms of the true- and of the false-positive rate.
-    steps : number of steps on the contour integral. They start from the saddle point approximation of x, which is off
-        by some hundredths, or by tenths where the record is rarely sampled.
+    steps : number of steps on the contour integral. They start from an x that is off by some hundredths, or by tenths
+        where the record is rarely sampled.
     """
     xp = namespace(sign, log_q, x0)
     one, axis = xp.ones_like(x0), plain.axis_nodes(points)
@@ -313,13 +299,9 @@ def solve_rate(
     need = plain.reach(law_at(x), chosen, h, log_tol, points)
 
     def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
-        """Return log(delta/target), F'/delta and F''/delta, for F = delta(eps) + e^eps a.
-
-        The target is b - e^eps a, with b the true-positive and a the false-positive rate. An F''/delta that is too
-        small for a Newton step is raised to 1e-3 (delta'/delta)^2.
-        """
+        """Return log(delta/(b - e^eps a)), F'/delta, and F''/delta raised where it is too small for a Newton step."""
         value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
-        # `fall` is -delta'/delta, and `bend` is delta''/delta. With `share` = e^eps a/delta, F'/delta = share - fall.
+        # `fall` is -delta'/delta, `bend` is delta''/delta, and `share` is e^eps a/delta
         share = xp.exp(epsilon + log_fpr - value)
         target = log_rate + log1p(-xp.minimum(xp.exp(epsilon - most), LARGEST_SHARE))
         return value - target, share - fall, xp.maximum(bend + share, 1e-3 * fall**2)
@@ -365,7 +347,7 @@ def solve_split(
     points: int,
     count: int,
 ) -> Solved:
-    """Solve the problem of `solve` on the contour of a split law. `slope0` is a first guess of d log delta/dx."""
+    """Solve the problem of `solve` on a split law's contour, placed for x0. `slope0` is a guess of d log delta/dx."""
     xp = namespace(x0, base)
 
     def law(x: Array) -> LossLaw:
@@ -383,16 +365,15 @@ def solve_split(
         residual, rate, needs = evaluate(x)
         slope = _secant_slope(x - last_x, residual - last_r, slope, 50.0)
         step = xp.clip(-residual / slope, -LARGEST_SPLIT_STEP, LARGEST_SPLIT_STEP)
-        # With log delta = f(x), a secant step leaves an error of about |f''/(2 f')| times the product of the lengths of
-        # the last two steps. The factor |f''/(2 f')| is taken to be 3.
+        # A secant step for f(x) leaves an error of about |f''/(2 f')|, here taken to be 3, times its last two steps.
         off = xp.abs(step) * xp.where(x == x0, 1.0, 3.0 * xp.abs(x - last_x))
-        # x moves on only while it is near x0, where the windows were placed, and while steps reduce the residual.
+        # x moves on only while it is near x0, where the windows were placed, and while steps reduce the residual
         serves = (xp.abs(x - x0) <= SETTLED) & ((x == x0) | (xp.abs(residual) < xp.abs(last_r)))
         following = (x + step, slope, x, residual, rate, off)
         kept = (xp.where(serves, new, old) for old, new in zip(carry, following, strict=False))
         return *kept, xp.where(serves[..., None], needs, carry[-1])
 
     carry = (x0, slope0, x0, 0.0 * x0, 0.0 * x0, 0.0 * x0, xp.zeros((*x0.shape, 2)))
-    # A fourth step would change nothing, or move x too far from x0, where the contour was placed.
+    # a fourth step would change nothing, or move x too far from x0
     x, slope, _, residual, rate, off, needs = repeat(xp, 3, secant, carry)
     return Solved(x, slope, slope / rate, residual, off, xp.abs(x - x0), needs)

@@ -1,12 +1,11 @@
 """The contour of one round of random allocation: brackets of E(S - k)_+ and E(k - S)_+, and profiles (README.md).
 
 S is the likelihood ratio of a round of t slots with the noise multiplier 1/s, and k a threshold. S is the mean of the
-slots' own ratios X = e^{s u - s^2/2}, each at a normal output u. E(S - k)_+ is called a call, and E(k - S)_+ a put, as
-if S were the price of a share. `sign` is 1 for the call and -1 for the put. Windows are smooth cuts of a slot's law
-into bulk, jumps and far outputs (allocation_law.py). The bounds hold for any windows, abscissa, period and number of
-nodes. The trapezoid rule adds images to the integral at k. An image is the integral at the threshold k + sign j period,
-j != 0, times a weight. A profile lists bounds of delta at many losses. Neighbouring losses share a contour, since one
-more loss on an evaluated contour costs little. A loss whose bracket stays wide gets a contour of its own.
+slots' own ratios X = e^{s u - s^2/2}, each at a normal output u. E(S - k)_+ is called a call, and E(k - S)_+ a put.
+`sign` is 1 for the call and -1 for the put. Windows are smooth cuts of a slot's law into bulk, jumps and far outputs
+(allocation_law.py). The bounds hold for any windows, abscissa, period and number of nodes. The trapezoid rule adds
+images to the integral at k: integrals at the thresholds k + sign j period, j != 0, times weights. A profile lists
+bounds of delta at many losses. Neighbouring losses share a contour while their brackets are narrow enough.
 """
 
 from __future__ import annotations
@@ -29,20 +28,19 @@ MOST_NODES = 6_000
 """Largest number of nodes of a contour."""
 Some = TypeVar("Some")
 COARSE = 160
-"""Number of cells of a grid in u. Grids serve to place contours, and to bound images and the terms that are cut off."""
+"""Number of cells of a grid in u, by which contours are placed, and images and the terms cut off are bounded."""
 TOLERANCE = 1e-10
 """Default size of the terms that are cut off, relative to the value of the integral."""
 MANY = 250
-"""A contour may be placed in two ways: with the bulk (slots with a small X) apart from the jumps (slots with a large
-X), or with all slots together. If the first way takes more nodes than MANY, the second way is tried as well."""
+"""A contour may treat the bulk (slots with a small X) apart from the jumps (slots with a large X), or all slots
+together. If the way tried first takes more nodes than MANY, the other way is tried as well."""
 ILL = 6.0
-"""The second way (`MANY`) is also tried if the first way loses this many nats to cancellation (`Place.digits`)."""
+"""The other way (`MANY`) is also tried if the first one loses this many nats to cancellation (`Place.digits`)."""
 LOW_BLUR = 0.08
 """Width, in log X, of the smooth window between the bulk (smaller X) and the jumps (larger X)."""
 LOW_SHARE = 0.5
-"""For E(S - k)_+ the bulk consists of slots with X/t below about LOW_SHARE (k - 1). Since S has the mean 1, S exceeds k
-if it rises by more than k - 1. One jump brings at least half of this rise. So neither the bulk's nor the jumps' contour
-loses many digits."""
+"""For E(S - k)_+ the bulk has the slots with X/t below about LOW_SHARE (k - 1). So one jump brings at least half of the
+rise from E S = 1 to k, and neither the bulk's nor the jumps' contour loses many digits."""
 BULK_END = 9.0
 """A contour of the bulk alone has a grid in u up to this many window widths above `low`. The window is 1e-19 there."""
 
@@ -67,14 +65,9 @@ def _grid(low: Array, high: Array, size: int) -> Array:
 
 @np.errstate(all="ignore")
 def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
-    """Choose windows, line and Chernoff bounds for E(S - k)_+ (sign 1) or E(k - S)_+ (sign -1).
-
-    s, t, k : (B,) 1/sigma, number of slots, and threshold.
-    guess : (B,) log of a rough value of the integral.
-    tolerance : largest size of the terms that may be cut off, divided by that rough value.
-    """
+    """Choose windows, line and Chernoff bounds for thresholds k, (B,). `guess` is the log of a rough integral."""
     tolerance = np.broadcast_to(tolerance, s.shape)
-    # `alone`: k is so large that mostly one large slot brings S above k. For such k a bulk is tried first.
+    # where mostly one large slot alone brings S above k, a contour with a bulk is tried first
     alone = (sign > 0) & (k - 1.0 > 15.0 * _deviation(s, t))
     groups = [rows for split in (False, True) if (rows := np.flatnonzero(alone == split)).size]
     given = s, t, k, guess, tolerance
@@ -84,7 +77,7 @@ def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Ar
 
 
 def _better_place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array, split: bool) -> Place:
-    """Place contours with a bulk if `split`, else without. If a contour is long or loses digits, try the other way."""
+    """Place contours, with a bulk if `split`. If a contour is long or loses digits, try the other way (`MANY`)."""
     found = _place(sign, s, t, k, guess, tolerance, LOW_SHARE if split else 0.0)
     rows = np.flatnonzero((found.line.count > MANY) | ~(found.digits < ILL))
     if rows.size == 0:
@@ -121,8 +114,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
     seen, logs, c = _saddle(cells, cuts, t, k, sign, 2.0, 0.3 / k, np.maximum(400.0 / k, 80.0 / _deviation(s, t)))
     exponents = logs + seen * k[:, None] - np.log(seen)
     at = np.min(np.where(seen == c[:, None], exponents - np.log(seen), np.inf), axis=1)
-    # `at` is the log of the integrand at z = c. `log_value` estimates log E(k - S)_+. With a bulk, the estimate is
-    # `guess`. Without a bulk, the estimate is `at` where `at` exceeds `guess`, and `at` - 2 elsewhere.
+    # `at` is the log of the integrand at z = c, and `log_value` an estimate of log E(k - S)_+
     log_value = np.where(split, guess, np.where(guess < at, at, at - 2.0))
     goal = log_value + np.log(tolerance)
     needed, _ = _right(c, seen, exponents - 1.0, goal)
@@ -139,7 +131,7 @@ def _place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: A
 
 
 def place_of_bulk(s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float, beside: Place) -> Place:
-    """Place a contour of E[(S - k)_+; all slots are in the bulk], whose transform is A^t. `beside` defines the bulk."""
+    """Place a contour of E[(S - k)_+; all slots are in the bulk], with the transform A^t. `beside` defines the bulk."""
     low, blur = beside.windows.low, beside.windows.low_blur
     none = np.full_like(s, -np.inf)
     windows = Windows(none, np.ones_like(s), low, blur, beside.windows.start, low + BULK_END * blur)
@@ -212,8 +204,8 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
     """Return the least u, (B,), for which the chance that a slot lies above u and yet S < k is negligible."""
-    # If S < k, a slot with X/t > x leaves less than k - x to the other slots. So their sum lies m standard deviations
-    # below its mean, an event of probability about e^{-m^2/2}.
+    # If S < k and a slot has X/t > x, the other slots' sum is below k - x. If this lies m standard deviations below the
+    # mean of the sum, the chance is about e^{-m^2/2}.
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
     m = np.linspace(0.0, 8.0, 17)
     most = 1.001 * k[:, None]  # 1.001 leaves room for larger thresholds on this contour
@@ -289,15 +281,11 @@ def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[
 def last_node(
     cells: Cells, cuts: Cuts, t: Array, c: Array, step: Array, scale: Array, goal: Array, deviation: Array, sign: float
 ) -> tuple[Array, Array]:
-    """Return the index of the last node, and the log of a bound of the sum over later nodes, below `goal` if possible.
-
-    `scale` is the log of the integrand at z = c. The fall, `scale` minus the log of the bound, grows about as a power
-    of the index: as the square where the law is nearly normal. So a secant in log(index) and log(fall) chooses the next
-    index to try, between an index that is too small and one that is large enough. At each index both paths in u
-    (`local` of `_path`) are tried, until one path misses the goal. From then on only the better path is tried.
-    """
-    # `stride`: the step of log(index) where no secant step can be made.
-    # `enough`: the search ends when log(index) is about this close to the least value that suffices.
+    """Return the last node's index, and the log of a bound of the sum over later nodes, below `goal` if possible."""
+    # The fall, from the log of the integrand at z = c (`scale`) to the log of the bound, grows about as a power of the
+    # index. So secant steps in log(index) and log(fall) find the index. Both paths in u (`local` of `_path`) are tried
+    # until one path misses the goal, and then only the better one. log(index) moves by `stride` where no secant serves,
+    # and is found to within about `enough`.
     stride, enough = 0.8, 0.2
     most = np.log(MOST_NODES)
     low, high = np.zeros_like(c), np.full_like(c, most)
@@ -309,7 +297,7 @@ def last_node(
     local, open_ = np.zeros(len(c), bool), np.ones(len(c), bool)
     beyond = np.full_like(c, np.inf)
     rows = np.arange(len(c))
-    for _ in range(12):  # at most 12 indices are tried
+    for _ in range(12):
         some = rows_of((cells, cuts, t, c), rows)
         y = np.ceil(np.exp(at[rows])) * step[rows]
         bound = np.empty(rows.size)
@@ -331,7 +319,7 @@ def last_node(
         fresh = (fall - seen[rows]) / (here - before[rows])
         power[rows] = steep = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power[rows])
         before[rows], seen[rows] = here, fall
-        # `fall` is the log of the fall. Where the fall is below 1, a secant is no use, so log(index) moves by `stride`.
+        # `fall` is the log of the fall
         new = here + np.where(fall > 0.0, (wanted[rows] - fall) / steep, np.where(fine, -stride, stride))
         middle = 0.5 * (less + np.where(more < most, more, np.minimum(more, less + 2.0 * stride)))
         at[rows] = np.where((new > less) & (new < more), new, middle)
@@ -351,13 +339,9 @@ def rows_of(some: Some, rows: Array) -> Some:
 
 
 def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
-    """Choose Im u at the edges of the cells, (B, J + 1): 0 at the ends of the grid, and small near a narrow window.
-
-    local : (B,) True for an Im u proportional to X(u), False for an Im u proportional to the mean of X.
-    """
+    """Choose Im u, (B, J + 1), at the edges of cells: at most a multiple of X(u) if `local`, else of the mean of X."""
     u, s = cells.edges, cells.s
-    # A path with Im u = alpha lowers the log of the integrand by about s y (X/t) alpha - alpha^2/2. The alpha that
-    # lowers the log most is s y X/t.
+    # Im u = alpha lowers the log of the integrand by about s y (X/t) alpha - alpha^2/2, most at alpha = s y X/t.
     size = np.minimum(1.45 / s, y[:, None] * s * np.where(local[:, None], cells.x, _one_over_t(cells)))
     for place, blur in ((windows.low, windows.low_blur), (windows.high, windows.high_blur)):
         there = np.abs(place[:, None]) < np.inf
@@ -365,8 +349,8 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        # `near`: the least of the distances, in widths, of an edge and its two neighbours from the window. A cell's
-        # bound takes the larger Im u of its two edges. So Im u must be small at both edges of a cell near the window.
+        # A cell's bound takes the larger Im u of its two edges. So `near` is the least distance, in widths, of an edge
+        # and its two neighbours from the window.
         near = away.copy()
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
         # `far` caps Im u. At edges far from the window, the window's Phi is then within e^-40 of 0 or 1.
@@ -384,8 +368,7 @@ def _one_over_t(cells: Cells) -> Array:
 def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tuple[Array, Array]:
     """Return upper bounds of the logs of (A + B)^t - A^t and of A^t at real r, (B, R) each.
 
-    A is the transform of the bulk, and B the transform of the jumps. (A + B)^t - A^t is at most t B (A + B)^{t-1}.
-    Without a bulk A is 0: the first result bounds log B^t, and the second result is -inf.
+    The transforms are A of the bulk, or 0, and B of the jumps. (A + B)^t - A^t is at most t B (A + B)^{t-1}.
     """
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = allocation_law.shares(cuts, np.zeros((len(t), 1)))
@@ -399,10 +382,7 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 
 
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """Return an upper bound, (B,), of the log of (h/pi) sum |F(z)|/|z|^2 over the nodes with Im z > y.
-
-    F is the transform that is integrated, and h the distance of the nodes. `local` chooses the path (`_path`).
-    """
+    """Bound the log, (B,), of h/pi times the sum of |transform|/|z|^2 over nodes, h apart, with Im z > y."""
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = allocation_law.log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))
@@ -411,11 +391,10 @@ def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: 
 
 
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
-    """Bound the log of the sum of the images j >= 1 from above, (B,). This sum is sum_j e^{jcp} V(k + sign j p).
+    """Bound the log of the sum of images, sum_{j >= 1} e^{jcp} V(k + sign j p), from above, (B,).
 
-    p is the period, V(y) the value of the contour integral at the threshold y, and F the transform that is integrated.
-    Every c' > c gives a bound: (x)_+ <= e^{c'x}/(e c'), so that V(y) <= F(c') e^{-sign c' y}/(e c'). The least bound
-    over all c' in `far` is returned.
+    p is the period, V(y) the contour integral at the threshold y, and F its transform. Every c' > c in `far` gives a
+    bound: (x)_+ <= e^{c'x}/(e c'), so that V(y) <= F(c') e^{-sign c' y}/(e c').
     """
     gap = (far - c[:, None]) * period[:, None]
     each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) + log_geometric(gap)
@@ -426,18 +405,16 @@ def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, si
 
 
 READ_TOGETHER = ((60, 0.3), (15, 0.15), (2, 0.1))
-"""A pair for each of three turns: the largest number of losses that share a contour, and the largest distance between
-them, in log(e^|loss| - 1 + 3 d), where d is the standard deviation of one round's loss. A later turn takes the losses
-whose brackets are still too wide."""
+"""The largest number of losses that share a contour, and their largest distance (in `apart` of `_by_contours`), for
+each of three turns. A later turn takes the losses whose brackets are still too wide."""
 CUT_OFF = 5e-3, 1e-3
 """Tolerance of a contour in the first turn and in later turns, divided by the wanted relative width of its brackets."""
 WIDTHS = ((-9.0, 1e-5), (-15.0, 1e-4), (-20.0, 1e-3), (-36.0, 1e-2), (-42.0, 0.1), (-np.inf, 0.3))
-"""Pairs (x, w). A bracket of delta takes w from the first pair with x < log delta. If the bracket's relative width
-exceeds w, the bracket gets another contour. Smaller w would be of little use, since the chords between losses overstate
-delta by larger shares: by a few 1e-4 for the largest deltas, on which compositions mostly depend, and by a few
-hundredths in the tail."""
+"""Pairs (x, w): the first pair with x < log delta has the wanted relative width w of a bracket of delta. A smaller w
+would be of little use, since the chords between losses overstate delta by more: by a few 1e-4 for the largest deltas,
+on which compositions mostly depend, and by a few hundredths in the tail."""
 LONG = 1000
-"""Wide brackets of a contour with more nodes than this get no second contour, which would be slow and gain little."""
+"""Losses whose contour has more nodes than this get no second contour, which would be slow and gain little."""
 VERY_LONG = 1500
 """A contour with more nodes than this may take up to a second. `most_long` limits the number of such contours."""
 KNOWN = 0.3
@@ -447,16 +424,16 @@ LAST_LOG_DELTA = -69.0
 LARGEST_LOSS = 600.0
 """Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
-"""Near 0, a profile's losses have a normal density, BULK_SPREAD times as wide as the density of one round's loss. The
-best density is about the cube root of the loss's density, and so sqrt(3) times as wide as the loss's density."""
+"""Near 0, a profile's losses have a normal density, this many times as wide as the density of one round's loss. The
+best density is about the cube root of that density, and so sqrt(3) times as wide."""
 DENSE = 4.0
-"""Factor on the number of losses beyond the bulk in a dense profile. There the far tail is as dense as the rest."""
+"""Factor on the number of losses beyond the bulk in a dense profile, which has no sparser far tail."""
 LEAST_GAP = 1e-7
 """Smallest distance of losses, in units of the larger of 1e-3 and the standard deviation of one round's loss."""
 LEAST_DEVIATION = 1e-300
 """Smallest standard deviation assumed for one round's loss, whose variance may underflow."""
 SCAN = 600
-"""`losses_for` evaluates a guess of delta on two grids of losses. Each grid has this many losses."""
+"""Number of losses of each of the two grids on which `losses_for` guesses delta."""
 CELLS = 48
 """Number of cells of the grid of `put_below`."""
 REACH = 8.6
@@ -483,12 +460,9 @@ def contours_at(
     tolerance: Array | float,
     most_long: int | None = None,
 ) -> list[tuple[Array, Contour]]:
-    """Place contours by `place` and evaluate them. Return (row numbers, contour) for each group of rows.
+    """Place and evaluate contours. Return (row numbers, contour) for each group of rows with similar numbers of nodes.
 
-    The contours of the rows of one group have similar numbers of nodes.
-
-    most_long : if given, the largest number of contours with more than VERY_LONG nodes for one pair (s, t). Further
-        rows that need such a long contour are left out of the result.
+    most_long : largest number of contours with more than VERY_LONG nodes for one (s, t); more of them are left out.
     """
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
@@ -502,8 +476,7 @@ def contours_at(
     if rows.size == 0:
         return [(kept[at], one) for at, one in _evaluated(sign, s[kept], t[kept], rows_of(where, kept))]
     below = place_of_bulk(s[rows], t[rows], k[rows], guess[rows], tolerance[rows], rows_of(where, rows))
-    # Where the bulk's own contour has more than 100 nodes, bulks that end at shares below LOW_SHARE are tried. With all
-    # slots in the smaller bulk, S may exceed k so rarely that the bulk needs no contour.
+    # If the bulk's own contour has more than 100 nodes, a smaller bulk is tried: it may need no contour.
     for share in (0.25, 0.15):
         long = np.flatnonzero(below.line.count > 100)
         if long.size == 0:
@@ -530,7 +503,7 @@ def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None
     with np.errstate(all="ignore"):
         for one in np.unique(length):
             alike = np.flatnonzero(length == one)
-            # few lines are evaluated at a time, so that the arrays of their nodes stay in the cache
+            # few lines at a time, so that the arrays of their nodes stay in the cache
             size = max(int(6000 / 2.0**one), 1)
             for rows in (alike[first : first + size] for first in range(0, alike.size, size)):
                 below = None if bulk is None else _contour(sign, s[rows], t[rows], rows_of(bulk, rows), None)
@@ -662,8 +635,7 @@ def _beside(found: Contour, k: Array) -> tuple[Array, Array, Array, Array]:
         m, mx, shrunk, _ = _all_bulk(windows, s, t, whole)
         at = np.where(whole, 0.0, windows.low)
         edge = np.log(k) / s + 0.5 * s  # if S > k, some slot has X > k and so u > edge
-        # For u above `edge`, w1 <= Phi(-d) e^{-d (u - edge)/blur}. So E[w1; u > edge] <= e^leak and
-        # E[X w1; u > edge] <= e^leak_x.
+        # Above `edge`, w1 <= Phi(-d) e^{-d (u - edge)/blur}. So E[w1; u > edge] <= e^leak, E[X w1; ...] <= e^leak_x.
         d = (edge - at) / windows.low_blur
         pull = d / windows.low_blur
         leak_x = log_ndtr(-d) + pull * edge - 0.5 * s * s + 0.5 * (s - pull) ** 2 + log_ndtr(s - pull - edge)
@@ -713,7 +685,7 @@ def reach(s: Array, t: Array) -> Array:
 def put_below(s: Array, t: Array, k: Array) -> Array:
     """Return an upper bound, (B,), of log E(k - S)_+: the least log(e^{ck} E e^{-cS}/(e c)) over several c."""
     deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
-    # The grid of c surrounds two approximate saddle points. `near` takes S as normal. `alone` uses P(all X < t k).
+    # the grid of c surrounds two approximate saddle points: of a normal S (`near`), and by P(all X < t k) (`alone`)
     near = np.maximum(1.0 - k, deviation) / deviation**2
     edge = (np.log(t * k)) / s + 0.5 * s
     alone = t / (s * k) * np.exp(-0.5 * (edge**2 + np.log(2.0 * np.pi)) - log_ndtr(edge))
@@ -738,7 +710,7 @@ class RoundProfile(NamedTuple):
 
 def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarray:
     """Choose losses eps for a profile: densely where one round's loss is likely, and less densely along its tail."""
-    # `far_from`: the log delta at which the far tail begins. `times`: a factor on the number of losses before the tail.
+    # `far_from`: the log delta at which the far tail begins; `times`: factor on the number of losses before this tail
     far_from, times = (LAST_LOG_DELTA, DENSE) if dense else (-31.0, 1.0)
     deviation = max(float(_deviation_of_loss(np.asarray(s), np.asarray(t))), LEAST_DEVIATION)
     reach = min(0.5 * s * s + 12.0 * s, LARGEST_LOSS)
@@ -750,15 +722,13 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
     scan, log_delta = scan[: max(last, 2) + 1], log_delta[: max(last, 2) + 1]
     middle = 0.5 * (scan[1:] + scan[:-1])
     bulk = np.exp(-0.5 * np.square(middle / (BULK_SPREAD * deviation)))
-    # 110 losses lie between 0 and a few standard deviations of one round's loss. These losses decide how wide the
-    # bracket of a composition of many rounds is.
+    # 110 losses lie in the bulk. They decide how wide the bracket of a composition of many rounds is.
     weight = 110 * bulk / (BULK_SPREAD * deviation * np.sqrt(0.5 * np.pi)) * np.diff(scan)
-    # From one loss to the next, log delta falls by at most 0.4/times nats before the far tail, and by at most 1.5 nats
-    # in the far tail. The far tail matters only in compositions of few rounds.
+    # From one loss to the next, log delta falls by at most 0.4/times nats, and by at most 1.5 nats in the far tail,
+    # which matters only in compositions of few rounds.
     before_tail = log_delta[1:] > far_from
     weight += -np.diff(log_delta) / np.where(before_tail, 0.4 / times, 1.5)
-    # Where one slot makes up most of S, log delta falls slowly, and the rule above would place losses too far apart. So
-    # losses before the tail are also at most 0.06 apart.
+    # Where one slot makes up most of S, log delta falls slowly. So losses before the tail are at most 0.06 apart, too.
     weight += np.where(before_tail, np.diff(scan) / 0.06, 0.0)
     count = np.concatenate([[0.0], np.cumsum(weight)])
     eps = np.interp(np.arange(np.ceil(count[-1]) + 1.0) * count[-1] / np.ceil(count[-1]), count, scan)
@@ -766,10 +736,7 @@ def losses_for(s: float, t: float, sign: float, dense: bool = False) -> np.ndarr
 
 
 def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = False) -> list[RoundProfile]:
-    """Return the profiles of M rounds with 1/sigma = s and t slots, (M,), at the losses of `losses_for`.
-
-    A profile holds delta_remove(eps) = E(S - e^eps)_+ (sign 1) or delta_add(eps) = e^eps E(e^-eps - S)_+ (sign -1).
-    """
+    """Return profiles for s, t, (M,): of E(S - e^eps)_+ (remove, sign 1) or of e^eps E(e^-eps - S)_+ (add, sign -1)."""
     each = [losses_for(float(one), float(slots), sign, dense) for one, slots in zip(s, t, strict=True)]
     sizes = [eps.size for eps in each]
     asked = _Asked(
@@ -779,7 +746,7 @@ def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = Fals
         k = np.exp(sign * asked.eps)
         low, high = allocation_law.bounds(sign, asked.s, asked.t, k)
         if sign < 0:
-            # Upper bounds below e^-660 are raised to e^-660, so that exp does not underflow.
+            # bounds are raised to e^-660 at least, so that exp does not underflow
             high = np.fmin(high, np.exp(np.maximum(put_below(asked.s, asked.t, k), -660.0)))
             low, high = low / k, high / k
         else:
@@ -793,7 +760,7 @@ def round_profiles(s: np.ndarray, t: np.ndarray, sign: float, dense: bool = Fals
 
 
 class _Asked(NamedTuple):
-    """The losses of all rounds in one list, one round after the other. All arrays have shape (K,)."""
+    """The losses of all rounds, one round after the other. All arrays have shape (K,)."""
 
     sign: float
     s: np.ndarray
@@ -804,8 +771,7 @@ class _Asked(NamedTuple):
 
 def falling(eps: np.ndarray, low: np.ndarray, high: np.ndarray) -> RoundProfile:
     """Widen bounds of delta by the effect of rounding e^eps, make them fall with eps, and return them as a profile."""
-    # e^eps has a relative error of at most `off`. Delta is convex in e^eps, so that error changes delta by at most
-    # `wrong`.
+    # e^eps has a relative error of at most `off`. Delta is convex in e^eps, so it changes by at most `wrong`.
     off = 4.0 * ROUNDOFF * (1.0 + eps[1:])
     wrong = np.concatenate([[0.0], off * high[:-1] / -np.expm1(-np.diff(eps))])
     low = np.maximum(low - wrong, 0.0)
@@ -827,7 +793,7 @@ def _narrowed(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> 
             for one in rounds:
                 at = asked.owner == one
                 low[at], high[at] = _narrowed(rows_of(asked, at), low[at], high[at], dense)
-        return low, high  # rounds whose contours failed keep the theorems' bounds
+        return low, high
     low[rows], high[rows] = least, most
     return low, high
 
@@ -853,19 +819,16 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
     # A delta below 1e-30 gets no contour. The theorems' bounds suffice, since profiles end at a delta of about 1e-30.
     wide = np.flatnonzero(~(high - low <= _wanted(logs) * high) & (high > 1e-30))
     # Losses with similar `apart` share a contour. Where one slot decides whether S > k, the part that a contour leaves
-    # out depends on the size of that slot, about e^eps - 1. `apart` is the log of the size plus three standard
-    # deviations of one round's loss. They are added because a size below them hardly matters.
+    # out depends on the size of that slot, about e^eps - 1, unless three standard deviations of the loss exceed it.
     apart = np.log(np.expm1(np.abs(eps)) + 3.0 * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION))
     for turn, (together, distance) in enumerate(READ_TOGETHER):
         if wide.size == 0:
             break
         groups = list(_in_groups(wide, owner, together, apart, distance))
-        # A contour for E(S - k)_+ is placed for the row after the group. That row has a larger loss, so a slot that is
-        # far for that row is far for all rows of the group.
+        # A contour for E(S - k)_+ is placed for the next larger loss: a slot that is far for it is far for the group.
         place = lambda rows: min(int(rows[-1]) + 1, int(last[rows[0]])) if sign > 0 else int(rows[rows.size // 2])
         placed = np.array([place(rows) for rows in groups])
         hopeless[wide] = True  # stays True for losses whose contour is not evaluated
-        # The largest number of very long contours of a round: 3 for remove, 0 for add, and no limit if dense.
         most_long = None if dense else 3 if sign > 0 else 0
         for some, contour in _placed(asked, logs, placed, CUT_OFF[min(turn, 1)], most_long):
             at = np.concatenate([groups[one] for one in some])
@@ -878,7 +841,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
             known = good & (upper - lower <= KNOWN * upper) & (estimate > 0.0)
             logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
         wide = ~(high - low <= _wanted(logs) * high)
-        # where delta is below e^-42, a contour for one loss alone would hardly narrow its bracket
+        # below e^-42 a contour for one loss alone would hardly narrow its bracket
         wide = np.flatnonzero(wide & (logs > -42.0) & ~hopeless)
     return low, high
 
@@ -886,7 +849,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
 def _by_parity(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) -> tuple[np.ndarray, np.ndarray]:
     """Where brackets of delta_remove are wide, narrow them by E(k - S)_+ = delta_remove - 1 + k, with k = e^eps."""
     width = _wanted(np.log(np.maximum(0.5 * (low + high), 1e-295)))
-    # The absolute error of E(k - S)_+ passes to delta_remove. It is too large for a delta_remove below 1e-6.
+    # the absolute error of E(k - S)_+ is too large for a delta_remove below 1e-6
     rows = np.flatnonzero(~(high - low <= width * high) & (high > 1e-6) & (asked.eps < 30.0))
     if asked.sign < 0 or rows.size == 0:
         return low, high
