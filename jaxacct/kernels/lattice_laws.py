@@ -1,9 +1,9 @@
 """Lattice laws, which are laws on a uniform lattice of losses, and their composition by FFT.
 
-An upper lattice law dominates a given law. A lower lattice law is dominated by the given law. The *hat masses* of a
-cell are two masses, at the nodes on either side of the cell. Together they have the P-mass and the Q-mass of the cell.
-A *payoff* is a function of the loss whose mean is wanted: delta is the mean of (1 - e^{eps - loss})_+. The proofs are
-in jaxacct/engines/README.md, "The lattice engine". Kernels here take one law at a time, without batch axes.
+An upper lattice law dominates a given law, and a lower one is dominated by it.  The *hat masses* of a cell are two
+masses at the nodes on either side of it, which together have the cell's P-mass and Q-mass.  A *payoff* is a function of
+the loss whose mean is wanted: delta is the mean of (1 - e^{eps - loss})_+.  jaxacct/engines/README.md, "The lattice
+engine", has the proofs.  Kernels here take one law at a time, without batch axes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ REACH = 38.0
 """The grid spans this many standard deviations on either side of each mode of the P-density. The mass of a tail beyond
 the grid is at most 2.9e-316, less than what underflow may lose anyway."""
 PANELS = 4096
-"""Number of quadrature panels about the modes, before the lattice's nodes divide the panels further. With this number,
-quadrature errors are below rounding errors."""
+"""Number of quadrature panels about the modes, before nodes divide them. Their errors are below rounding errors."""
 QUADRATURE_ORDER = 5
 """Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2
@@ -121,21 +120,12 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
 
 
 class Cells(NamedTuple):
-    """P-masses of the cells of a lattice with N nodes; every field has shape (N,).
+    """Cells of a lattice with N nodes. Entry k is the cell between nodes k and k + 1, and the last entry no cell."""
 
-    Entry k belongs to the cell between node k and node k + 1. The last entry belongs to no cell.
-
-    low, high : the two hat masses of each cell: `low` at its node of lower loss, `high` at its node of higher loss.
-        Together they have the P-mass and the Q-mass of the cell.
-    eta : upper bound of the relative error of both hat masses, below 1/4.
-    whole : mass of those panels (pieces) of a cell whose quadrature error has no useful bound. All of this mass goes to
-        one node: the node of higher loss in an upper law, and the node of lower loss in a lower law.
-    """
-
-    low: Array
-    high: Array
-    eta: Array
-    whole: Array
+    low: Array  # (N,) hat mass at the cell's node of lower loss
+    high: Array  # (N,) hat mass at the cell's node of higher loss
+    eta: Array  # (N,) upper bound of the relative error of both hat masses, below 1/4
+    whole: Array  # (N,) P-mass without a useful error bound, for the node of higher loss if `upper`, else of lower loss
 
     def reversed(self) -> Cells:
         """Return the cells of the mirrored law: cell k becomes cell N - 2 - k, and entry N - 1 stays."""
@@ -156,35 +146,28 @@ class Cells(NamedTuple):
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
-    """Return outputs, (nodes,), in units of sigma. Output k has the log likelihood ratio log(1 - q) + shift + k step.
-
-    Here 0 < q < 1. If shift is 0, output 0 is -inf, where the log likelihood ratio has its infimum log(1 - q).
-    """
+    """Return outputs k, (nodes,), in units of sigma, of log likelihood ratio log(1 - q) + shift + k step; 0 < q < 1."""
     xp = namespace(sigma, q, shift, step)
     rise = shift + step * xp.arange(nodes)
-    y = log1p(-q) - xp.log(q) + rise + xp.log(-xp.expm1(-rise))
+    y = log1p(-q) - xp.log(q) + rise + xp.log(-xp.expm1(-rise))  # -inf where `rise` is 0
     return sigma * y + 0.5 / sigma
 
 
 def plain_gaussian_nodes(deviation: Array, origin: Array, step: Array, nodes: int) -> Array:
-    """Return u_k = (origin + k step)/s + s/2, (nodes,), where s is `deviation`.
-
-    Under Q the loss is N(-s^2/2, s^2). So u_k is the distance from the mean loss to `origin + k step`, in units of s.
-    """
+    """Return (loss + s^2/2)/s, (nodes,), at the losses origin + k step, s = `deviation`: Q's loss is N(-s^2/2, s^2)."""
     xp = namespace(deviation, origin, step)
     return (origin + step * xp.arange(nodes)) / deviation + 0.5 * deviation
 
 
-def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, upper: Array) -> Cells:
-    """Return the cells of a Gaussian between N ascending outputs (engines/README.md, on Gaussian cells).
-
-    u : (N,) outputs in units of sigma. The first may be -inf.
-    last : index of the last node in use. Cells from there on are empty.
-    rate : 1/sigma.
-    lift, hit : log likelihood ratio of each node, (N,), and the sampling rate (1 without sampling). For add, where P is
-        N(0, 1), both are 0.
-    upper : whether `Cells.whole` is rounded up; otherwise it is rounded down.
-    """
+def gaussian_cells(
+    u: Array,  # (N,) ascending outputs in units of sigma; the first may be -inf
+    last: Array,  # index of the last node in use; cells from there on are empty
+    rate: Array,  # 1/sigma
+    lift: Array,  # (N,) log likelihood ratio of each node; 0 for add, where P is N(0, 1)
+    hit: Array,  # sampling rate, 1 without sampling; 0 for add
+    upper: Array,  # whether `Cells.whole` is rounded up; otherwise it is rounded down
+) -> Cells:
+    """Return the cells of a Gaussian between N outputs (engines/README.md, on Gaussian cells)."""
     xp = namespace(u, last, rate, lift, hit, upper)
     nodes = u.shape[0]
     top = u[last]
@@ -231,8 +214,7 @@ def gaussian_cells(u: Array, last: Array, rate: Array, lift: Array, hit: Array, 
     low, high, crude = low * scale, high * scale, xp.zeros_like(width)
     spared = fine
     if xp is not np or np.any(used & ~fine):
-        # A panel's distance from the mode is off by a few roundoffs times the mode. So the relative error of the
-        # density is at most REACH times as large. `rounding` allows for this relative error.
+        # A distance from the mode is off by a few roundoffs of the mode, and the density by at most REACH times this.
         rounding = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
         rounding = xp.maximum(rounding, 0.0)
         density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
@@ -324,15 +306,17 @@ def _quadrature_error(centre: Array, half: Array, rate: Array, order: int) -> Ar
 
 
 def laplace_cells(
-    scale: Array, first: Array, origin: Array, q: Array, step: Array, last: Array, lifted: Array, *, nodes: int
+    scale: Array,
+    first: Array,  # log likelihood ratio of node 0 without sampling
+    origin: Array,  # log likelihood ratio of node 0 with sampling
+    q: Array,
+    step: Array,
+    last: Array,  # index of the last node in use
+    lifted: Array,  # whether P is the mixture; otherwise Q is
+    *,
+    nodes: int,
 ) -> Cells:
-    """Return the cells of the Laplace law in closed form (engines/README.md). Nodes ascend in the likelihood ratio.
-
-    A cell whose error has no useful bound gets no mass.
-
-    first, origin : log likelihood ratio of node 0 without sampling, and with sampling.
-    last, lifted : index of the last node in use, and whether P is the mixture (otherwise Q is).
-    """
+    """Return the Laplace law's cells by closed forms (engines/README.md). Nodes ascend in the likelihood ratio."""
     xp = namespace(scale, first, origin, q, step, last, lifted)
     rise = step * xp.arange(nodes + 1)
     node = origin + rise
@@ -349,7 +333,7 @@ def laplace_cells(
     high = xp.exp(log_density + (lift_right + 0.5 * inside - width)) * part * part / whole
     size = xp.abs(v) + 1.0 / scale + xp.abs(lift_left) + xp.abs(lift_right) + width
     eta = xp.where(used, ROUNDOFF * (40.0 + 4.0 * size), 0.0)
-    fine = used & (eta < LARGEST_ETA) & xp.isfinite(low) & xp.isfinite(high)
+    fine = used & (eta < LARGEST_ETA) & xp.isfinite(low) & xp.isfinite(high)  # other cells get no mass
     low, high, eta = (xp.where(fine, x, 0.0) for x in (low, high, eta))
     return Cells(low, high, eta, xp.zeros(nodes))
 
@@ -361,10 +345,7 @@ def upper_masses(cells: Cells, atoms: Array) -> Array:
 
 
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Return masses, (N,), of a law that the given law dominates. Some may be negative: `cancelled` removes them.
-
-    atoms, first, last : masses that lie exactly on nodes, (N,), and indices of the first and the last node in use.
-    """
+    """Return masses, (N,), of a dominated law on the nodes `first` to `last`; `cancelled` removes negative masses."""
     xp = namespace(*cells, atoms, step, first, last)
     index = xp.arange(atoms.shape[0])
     open_cell = (index >= first) & (index < last)
@@ -391,11 +372,9 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
 
 
 def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
-    """Set each negative mass to 0, and take as much from masses of higher loss. Return (new masses, missing P-mass).
-
-    Taking mass from a higher loss lowers the mean of every payoff that rises with the loss. The missing P-mass is the
-    part that masses of higher loss cannot cover. It raises the mean of a payoff of at most 1 by at most itself.
-    """
+    """Set each negative mass to 0, and take as much from masses of higher loss. Return (new masses, missing P-mass)."""
+    # This lowers the mean of every payoff that rises with the loss. The missing P-mass, which masses of higher loss
+    # cannot cover, raises the mean of a payoff of at most 1 by at most itself.
     if not np.any(jump < 0.0):
         return jump, 0.0
     mass = _above_zero(jump.copy(), step)
@@ -422,10 +401,9 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
 def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
     """Return masses whose delta is at most max(c(eps), 0) at each eps, where c(eps) is the delta of `mass`.
 
-    A negative last mass makes c negative for large eps. Let l_k be the loss of node k, and c_k the value of c at
-    eps = l_k. Let k be the last node with c_k > 0. The new delta is 0 for eps >= l_k. Between l_{k-1} and l_k both c
-    and the new delta are linear in e^eps. There c goes from c_{k-1} to c_k, and the new delta from c_{k-1} to 0. So the
-    new delta is lower. The new mass of node k is c_{k-1}/(1 - e^-h), where h is the step.
+    Let c_k be c at the loss l_k of node k, and k the last node with c_k > 0. The new delta is 0 for eps >= l_k. Between
+    l_{k-1} and l_k both are linear in e^eps: c goes from c_{k-1} to c_k, and the new delta from c_{k-1} to 0, so it is
+    lower. The new mass of node k is c_{k-1}/(1 - e^-h), where h is the step.
     """
     some = np.flatnonzero(mass)
     if some.size == 0 or mass[some[-1]] > 0.0:

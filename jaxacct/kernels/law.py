@@ -1,19 +1,17 @@
 """The law of a composed privacy loss under an exponential tilt, and where its saddle point lies.
 
-A `LossLaw` describes one configuration in one direction, or a batch of them (arrays.py). `M(z) = E_P[e^{zL}]` is the
-moment generating function of the loss of one step. K is the sum of log M over all steps. Merged Gaussians without
-sampling have `log M = mu2 z(z+1)/2`. A Poisson sampled Gaussian with the output x has the likelihood ratio
-`mix = 1 - q + q e^y`, with `y = u/sigma - 1/(2 sigma^2)` and `u = x/sigma`. Its M is a trapezoid sum over u. M is a
-closed form for Laplace noise, and a finite sum for a finite law.
+`M(z) = E_P[e^{zL}]` is the moment generating function of the loss of one step, and K the sum of log M over all steps.
+Merged Gaussians without sampling have `log M = mu2 z(z+1)/2`.  A Poisson sampled Gaussian of output x has the
+likelihood ratio `mix = 1 - q + q e^y`, with `y = u/sigma - 1/(2 sigma^2)` and `u = x/sigma`.  Its M is a trapezoid sum
+over u.  For Laplace noise M is a closed form, and for a finite law a finite sum.
 
-The contour crosses the real axis near the saddle point c of `K(c) - c eps - log c(c+1)`. The eps and the approximate
-delta for which c is the saddle point are explicit functions of c:
+The contour crosses the real axis near the saddle point c of `K(c) - c eps - log c(c+1)`.  Newton's method in log c
+finds it for a given eps or delta, since both are explicit functions of c:
 
     eps(c)       = K'(c) - 1/c - 1/(c+1)
     log delta(c) ~ K(c) - c eps(c) - log c(c+1) - log(2 pi Psi''(c))/2,   Psi'' = K'' + 1/c^2 + 1/(c+1)^2
 
-So a Newton iteration in log c finds c for a given delta or a given eps. The bounds on the contour are valid for any c,
-so c need not be exact.
+The bounds on the contour are valid for any c, so c need not be exact.
 """
 
 from collections.abc import Callable
@@ -34,10 +32,7 @@ TAIL_NATS = 42.0
 
 
 class LossLaw(NamedTuple):
-    """The parts of one configuration in one direction: J sampled Gaussians, K Laplace laws, F finite laws of A atoms.
-
-    The fields are those of `mechanisms.loss_components.Components`.
-    """
+    """One configuration in one direction, or a batch: J sampled Gaussians, K Laplace laws, F finite laws of A atoms."""
 
     sign: Array  # +1 for remove, -1 for add
     mu2: Array  # sum of n / sigma^2 over the Gaussians that are not sampled
@@ -151,10 +146,7 @@ def laplace_log_m(scale: Array, c: Array) -> Array:
 
 
 def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
-    """Return log M of a Laplace part and its first two derivatives in c.
-
-    `M = e^{c/s} (1 + h)/2` with the scale s, `h = (1 + 2c e)/a`, `a = 1 + 2c` and `e = e^{-a/s}`.
-    """
+    """Return log M of a Laplace part and its first two derivatives in c, for `M = e^{c/scale} (1 + (1 + 2c e)/a)/2`."""
     xp = namespace(scale, c)
     a = 1.0 + 2.0 * c
     e, fallen = xp.exp(-a / scale), xp.expm1(-a / scale)
@@ -217,18 +209,12 @@ def saddle_point(
     k: Cumulants,
     quantity: str,
     target: Array,
-    start: Array | None = None,
+    start: Array | None = None,  # the first c; if None, it is guessed from the mean and variance of the loss
     iterations: int = NEWTON_STEPS,
-    down: float = 12.0,
-    up: float = 4.0,
+    down: float = 12.0,  # the bracket of log c begins this far below its first value,
+    up: float = 4.0,  # and ends this far above
 ) -> Saddle:
-    """Return the saddle point at which `quantity` ("epsilon", or the approximate "log_delta") is `target`.
-
-    Newton's method solves for w = log c. The last saddle point that it evaluated is returned. Bisection replaces a step
-    that leaves the bracket of w, or that is at least half as long as the step before. The bracket reaches from `down`
-    below to `up` above the starting value, which is log(`start`). If `start` is None, that value is guessed from the
-    mean and variance of the loss.
-    """
+    """Return the saddle point at which `quantity` ("epsilon", or the approximate "log_delta") is `target`."""
     xp = namespace(target)
     if quantity == "log_delta":  # no saddle point has a delta near 1, so a target near 1 is lowered
         target = xp.minimum(target, -0.02)
@@ -256,8 +242,7 @@ def saddle_point(
         hi = xp.where(residual < 0, hi, w)
         trial = w - xp.clip(step, -LARGEST_STEP, LARGEST_STEP)
         newton = (trial > lo) & (trial < hi) & (xp.abs(step) < 0.5 * last)
-        # Near the solution, rounding decides on which side of the solution a step ends. So the bracket may exclude a
-        # good step. A step below 1e-7 is therefore taken even if it leaves the bracket.
+        # Rounding decides on which side of the solution a tiny step ends, so the bracket may exclude a good step.
         newton = newton | (xp.abs(step) < 1e-7)
         following = xp.where(newton, trial, 0.5 * (lo + hi))
         last = xp.abs(following - w) + 1e-12

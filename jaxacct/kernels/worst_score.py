@@ -7,14 +7,12 @@ the leak is at most
     U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
 
 Rows are intervals of u, and columns are intervals of w. A row is served at w if the integrand at this w is used for the
-whole row, in place of the maximum over w. A row is active if its integrand is positive. A coarse evaluation with few
-rows and columns (`Sketch`) finds E, the active rows, and the w at which the maxima lie. This result decides which
-tangents of T are kept. Any choice of tangents gives an upper bound, since the tangents form a polygon above T.
-jaxacct/selection/README.md has the theorem and the proofs.
+whole row, in place of the maximum over w. A row is active if its integrand is positive. A coarse evaluation (`Sketch`)
+finds E, the active rows, and the w of the maxima, which decide what tangents of T are kept. Any tangents give an upper
+bound, since they form a polygon above T (proofs: jaxacct/selection/README.md).
 
 On a mesh of rows and columns the upper bound is a maximum of functions linear in E ("lines"). Arrays have the cells of
-w on the first axis, and the groups of rows on the last. These kernels take one configuration, without batch axes, since
-the cells of one configuration fill the processor's cache.
+w on the first axis, and the groups of rows on the last; there are no batch axes.
 """
 
 from collections.abc import Callable
@@ -116,11 +114,8 @@ def steep(law: Repetitions, mass: Array, side: float = 0.0) -> Array:
 
 
 def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
-    """Return phi(1) - phi(1 - mass), the leak of outcomes with dQ = 0 and P-mass `mass`, rounded as `steep` rounds.
-
-    The leak lies between `mass phi'(1 - mass)` and `mass phi'(1)`. These bounds help where `mass` is small, since the
-    difference of the two values of phi then loses its digits.
-    """
+    """Return phi(1) - phi(1 - mass), the leak of outcomes with dQ = 0 and P-mass `mass`, rounded as `steep` rounds."""
+    # For a small `mass` the difference loses its digits. It lies between mass phi'(1 - mass) and mass phi'(1).
     xp = namespace(mass)
     sure, survived = ([xp.asarray(x) for x in law.generating(y)] for y in (xp.zeros_like(mass), mass))
     difference = sure[0] - survived[0] + side * (SLOPE_ERROR * sure[0] + MASS_ERROR * sure[1])
@@ -141,12 +136,7 @@ def middles(ends: Array) -> Array:
 
 
 def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resolution) -> Sketch:
-    """Return the sketch of a polygon with N + 1 knots (q, p). The first `above` of its cells have slopes above one.
-
-    A row has three shares: of all cells, of the total growth of log phi', and of the total growth of log p. The rows
-    are chosen so that the sum of the three shares is about the same for all rows. The columns are chosen so that the
-    sum of the first two shares is about the same for all columns.
-    """
+    """Return the sketch of a polygon with N + 1 knots (q, p). The first `above` of its cells have slopes above one."""
     xp, cells = namespace(q), q.size - 1
     log = lambda x, least: xp.log(xp.maximum(x, least))
 
@@ -159,7 +149,8 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
         placed = xp.round(_between(levels, reach, sample.astype(q.dtype))).astype(sample.dtype)
         return xp.clip(placed, sample[0], sample[-1])  # a NaN was cast to an arbitrary integer, and is clipped
 
-    # phi' is evaluated at 384 cells of the curve to choose rows and columns
+    # All rows have about the same sum of three shares: of all cells, of the growth of log phi', and of the growth of
+    # log p. All columns have the same sum of the first two. phi' is evaluated at 384 cells of the curve.
     rows, columns = ((xp.arange(385) * size) // 384 for size in (above, cells))
     # A P-mass below 1e-18 counts as 1e-18, so that few rows lie there.
     rows = ends(rows, resolution.sketch[0], log(steep(law, 1.0 - p[rows]), 1e-300), log(p[rows], 1e-18))
@@ -256,17 +247,13 @@ OUTWARD = 1e-12
 
 
 class Order(NamedTuple):
-    """An order of scores for an inner polygon, in R rows. Row k lies between the Q-masses q_k and q_{k+1}.
-
-    Row k is served at w = w_k: the integrand at w_k replaces the maximum over w. The active rows are all rows before
-    the first row whose value is not positive. All later rows add nothing to the leak.
-    """
+    """An order of scores for an inner polygon, in R rows. Row k has the Q-masses from q_k to q_{k+1}."""
 
     row_q: Array  # (R + 1,) Q-masses at the ends of the rows
     row_p: Array  # (R + 1,) P-masses at the ends of the rows
-    served_q: Array  # (R,) the w_k of each row k, a Q-mass: non-increasing in k, and at least row_q[-1]
+    served_q: Array  # (R,) the w_k at which row k is served, a Q-mass: non-increasing in k, and at least row_q[-1]
     served_p: Array  # (R,) the P-mass that the curve has at the Q-mass w_k
-    active: Array  # (R,) True for the active rows
+    active: Array  # (R,) True before the first row whose value is not positive; later rows add nothing to the leak
     places: Array  # (G + 1,) for each end of the G groups of rows, the w at which the rows beside this end leak most
 
 
@@ -283,10 +270,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return, for each end of a group, the index in `at` of the best cell.
-
-        The best cell has the largest gain - cost. If no cell has a positive gain - cost, it has the largest gain/cost.
-        """
+        """Return for each end of a group the index in `at` of the largest gain - cost, or gain/cost if none is > 0."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
@@ -324,11 +308,9 @@ def _latest(served: Array) -> Array:
 
 
 def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array]:
-    """Return (gain, cost) such that the order of scores `found` leaks at least gain - E cost at every E = e^eps.
-
-    phi' is convex. So phi(x + h) - phi(x) is at least h phi'(x + h/2), which gives the gain. The same difference is at
-    most h times the mean of phi'(x) and phi'(x + h), which gives the cost.
-    """
+    """Return (gain, cost) such that the order of scores `found` leaks at least gain - E cost at every E = e^eps."""
+    # phi' is convex. So phi(x+h) - phi(x) is at least h phi'(x + h/2), for the gain, and at most h times the mean of
+    # phi'(x) and phi'(x+h), for the cost.
     xp = namespace(curve.q)
     row_q, row_p, served_q, served_p, active, _ = found
     size_q, size_p = xp.diff(row_q), xp.diff(row_p)
@@ -371,10 +353,7 @@ def _moved(where: Mesh, above: Outer) -> Mesh:
 def epsilon(
     law: Repetitions, above: Outer, below: Inner, log_delta: Array, highest: Array, resolution: Resolution
 ) -> tuple[Array, Array]:
-    """Return (lower, upper) for the eps in [0, highest] at which the worst leak is e^log_delta.
-
-    Bounds that contradict each other become (0, inf). If the leak at `highest` is above e^log_delta, `upper` is inf.
-    """
+    """Return (lower, upper) for the eps at which the worst leak is e^log_delta; upper is inf if eps > `highest`."""
     xp = namespace(above.q)
     seen = sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution)
     target = xp.exp(log_delta) * (1.0 + OUTWARD)
@@ -395,8 +374,7 @@ def epsilon(
 
     def unsettled(carry: tuple[Array, ...]) -> Array:
         i, start, low, _ = carry
-        # The search ends when eps moves by at most 1e-3: the best order for the old eps is then nearly the best for the
-        # new one. At most five orders are tried.
+        # The best order for eps is nearly the best within 1e-3 of eps. At most five orders are tried.
         return (i < 1) | ((i < 5) & (xp.abs(low - start) > 1e-3) & (low > 0.0))
 
     start = sketched_epsilon(seen, log_delta, highest)
@@ -407,8 +385,7 @@ def epsilon(
         i, _, here, best = carry
         known = lines(law, above, mesh(seen, xp.exp(here), resolution), places, resolution)
         upper = _crossing(lambda e: bound(known, xp.exp(e)), lower, xp.exp(log_delta), highest)
-        # A `lower` above 0 proves that the leak at `lower` exceeds delta. An `upper` <= `lower` contradicts this proof.
-        # Replace this `upper` by -inf, so that `epsilon` returns (0, inf).
+        # A positive `lower` is proved, so an `upper` at or below it is wrong. With -inf `epsilon` returns (0, inf).
         upper = xp.where((upper > lower) | (lower == 0.0) & (upper >= 0.0), upper, -xp.inf)
         return i + 1, here, xp.minimum(upper, highest), xp.minimum(best, upper)
 
@@ -421,15 +398,12 @@ def epsilon(
     carry = (0, xp.inf * highest, first, xp.inf * highest)
     upper = iterate(xp, again, refine, carry)[3]
     lower = xp.where(infinite > target, xp.inf, lower)
-    agree = lower <= upper
+    agree = lower <= upper  # bounds that contradict each other become (0, inf)
     return xp.where(agree, lower, 0.0), xp.where(agree, upper, xp.inf)
 
 
 def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highest: Array) -> Array:
-    """Return an upper bound of the least eps in [start, highest] with leak(eps) <= delta; `leak` is convex in e^eps.
-
-    The result is `start` if the leak there is at most delta, and inf if even the leak at `highest` is larger.
-    """
+    """Return an upper bound of the least eps in [start, highest] with leak(eps) <= delta, or inf if there is none."""
     xp = namespace(start)
 
     def outwards(carry: tuple[Array, ...]) -> tuple[Array, Array, Array, Array, Array]:
@@ -459,8 +433,7 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
     def wide(carry: tuple[Array, ...]) -> Array:
         i, left, at_left, right, at_right = carry
-        # Regula falsi stops when [left, right] is at most 2e-3 long, since the chord of the leak is then close to the
-        # leak. The result is an upper bound however long [left, right] is.
+        # Regula falsi stops where the chord is close to the leak. The result is an upper bound on any interval.
         return (i < 30) & (right - left > 2e-3) & (at_left > delta) & (at_right <= delta)
 
     _, left, at_left, right, at_right = iterate(xp, wide, step, (0, left, at_left, right, at_right))
@@ -472,16 +445,13 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
 
 class Lines(NamedTuple):
-    """Numbers from which `bound` computes, for any E, an upper bound of the leak of one polygon.
-
-    There are G groups with S lines (tangents of the curve T) each, and C cells of w for each group. Where u is an end
-    of a group and w is an end of a cell, the integrand is at most `slope gain - E cost`. Unused cells have cost inf.
-    """
+    """What `bound` needs of a polygon: G groups of S lines (tangents of T), and C cells of w for each group."""
 
     infinite: Array  # leak of the outcomes with dQ = 0
     slope: Array  # (2, G) largest and smallest slope of the lines of a group
-    gain: Array  # (2, 2, C, G) gain at the ends of a group (first axis) and at the ends of a cell of w (second axis)
-    cost: Array  # (2, 2, C, G) cost at the same ends
+    # At an end of a group (axis 0) and an end of a cell of w (axis 1), the integrand is at most slope gain - E cost.
+    gain: Array  # (2, 2, C, G)
+    cost: Array  # (2, 2, C, G) inf for unused cells
     height: Array  # (S, G) Q-mass of each line's row, the interval of u on which the polygon coincides with the line
     share: Array  # (2, S, G) where each line's row begins and ends, as shares of the Q-mass of the group
     weight: Array  # (2, S, G) the line's slope is weight[0] slope[0] + weight[1] slope[1]
@@ -496,8 +466,7 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
     a, b = index[:-1], index[1:]
     ratio, q, p, _ = curve
     fall = ratio[a] - ratio[b]
-    # Line a leaves the polygon at the end of cell a, and line b reaches it at the start of cell b. Between
-    # these two points both lines lie above the polygon, and there they meet.
+    # Between the end of cell a and the start of cell b both lines lie above the polygon, and there they meet.
     gap = p[b] - p[a + 1] - ratio[b] * (q[b] - q[a + 1])
     ahead = xp.where(fall > 0.0, gap / xp.where(fall > 0.0, fall, 1.0), xp.inf)
     ahead = xp.clip(ahead, 0.0, xp.maximum(q[b] - q[a + 1], 0.0))
@@ -507,21 +476,17 @@ def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
 
 
 def _own(law: Repetitions, slope: Array, reach: Array) -> tuple[Array, Array]:
-    """Return (gain, cost) such that the integrand is at most max(gain - E cost, 0) for every w with w - u <= reach.
-
-    For x = w - u, T(w) - T(u) is at most slope x. `phi'(slope x)/phi'(x)` is non-decreasing, since phi is a power
-    series with terms >= 0. So a positive gain - E cost is largest where x is the smaller of `reach` and 1/slope.
-    """
+    """Return (gain, cost) such that the integrand is at most max(gain - E cost, 0) for every w with w - u <= reach."""
+    # For x = w - u, T(w) - T(u) is at most slope x. `phi'(slope x)/phi'(x)` is non-decreasing, since phi is a power
+    # series with terms >= 0. So a positive gain - E cost is largest where x is the smaller of `reach` and 1/slope.
     reach = namespace(reach).clip(reach, 0.0, 1.0 / slope)
     return slope * steep(law, slope * reach, 1.0), steep(law, reach, -1.0)
 
 
 def _costs(law: Repetitions, u: Array, w: Array) -> Array:
-    """Return numbers at the corners of cells, (2, 2, C, G). Their linear interpolation is at most phi'(w - u).
-
-    `u`, (2, G), and `w`, (2, C, G), hold the two ends of each cell in u and in w. The numbers lie on the tangent of
-    phi' in the middle of the cell. If the tangent falls far below the least phi' of the cell, they are this least phi'.
-    """
+    """Return numbers at the corners of cells, (2, 2, C, G), whose linear interpolation is at most phi'(w - u)."""
+    # u, (2, G), and w, (2, C, G), are the ends of cells. The numbers lie on the tangent of phi' in the middle of a
+    # cell. If the tangent falls far below the least phi' of the cell, they are this least phi'.
     xp = namespace(w)
     first, second = map(xp.asarray, law.slopes(1.0 - xp.clip(0.5 * (w[0] + w[1] - u[0] - u[1]), 0.0, 1.0)))
     height, width = u[1] - u[0], w[1] - w[0]
@@ -580,7 +545,7 @@ def lines(law: Repetitions, curve: Outer, where: Mesh, served: Array, resolution
     cost = xp.where((size >= first) & (size <= last), xp.inf, _costs(law, u, ends(w_q)[:, :, None]))
     near = xp.stack([ends(steep(law, v_p - p[s : groups + s], 1.0)) for s in (0, 1)])
     both = lambda a, b: xp.concatenate([a, b], axis=2)
-    # If the sketch has NaN, its mesh is not ascending. In this case `Lines.infinite` is inf, and so is the bound.
+    # If the sketch has NaN, its mesh is not ascending, and the bound is inf.
     placed = xp.all(xp.diff(shared) >= 0) & xp.all(height >= 0.0) & xp.all(xp.diff(where.rows) >= 0)
     placed = placed & xp.all(xp.diff(w_q) >= 0.0)  # since `before` has searched w_q as an ascending array
     return Lines(
