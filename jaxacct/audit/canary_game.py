@@ -33,8 +33,7 @@ class Played(NamedTuple):
     Parameters
     ----------
     scores : numpy.ndarray, shape (runs, canaries).  A score tends to be larger if the canary took part.
-    outcome : pytree of arrays with the runs along the first axis.  It holds what the function ``outcome`` of
-        `Game.play` returned, or the last parameters if no function was given.
+    outcome : pytree of arrays, shape (runs, ...); what ``outcome`` of `Game.play` returned, by default the parameters.
 
     >>> Played(np.zeros((100, 1)), None).scores.shape
     (100, 1)
@@ -45,19 +44,16 @@ class Played(NamedTuple):
 
 
 class Game:
-    """A trainer's real step on data with canaries, each of which is in or out of a run.
+    """A trainer's own step (sampling, clipping, noise, optimizer) on data with canaries, each in or out of a run.
 
-    `input_canary` and `gradient_canaries` make games.  The step has the trainer's own sampling, clipping, noise and
-    optimizer.  The game adds a mark to each example; an example that is marked as out has no gradient.  The game also
-    adds, to the optimizer's state, the last noisy mean that the optimizer was given.
+    `input_canary` and `gradient_canaries` make games.  Each example has a mark; one marked as out has no gradient.
 
     Parameters
     ----------
     trainer : Trainer
     loss_fn : (params, (example, mark)) -> scalar loss.
     data : pytree of arrays; the canaries are the last examples.
-    marks : numpy.ndarray of int32, shape (examples,)
-        The marks if all canaries are in: a gradient canary is marked by its number, all others by `REAL_MARK`.
+    marks : int32 array, shape (examples,); a gradient canary is marked by its number, all else by `REAL_MARK`.
     observe : (parameters before a step, noisy sum of the step) -> one score for each canary.
     canaries : number of canaries.
 
@@ -87,8 +83,7 @@ class Game:
         if plan.unit != "record":
             raise InputError(f"unit = {plan.unit!r} of the plan is not supported: a canary is one record; use 'record'")
         rule = trainer.rule
-        # AdaptiveClip and private_loss are refused, since both would count a canary that is out as a member. The
-        # canary's absence would then show twice as much as a record's absence does.
+        # AdaptiveClip and private_loss count a canary that is out: its absence shows twice as much as a record's does.
         beside = rule.adaptive is not None or rule.private_loss is not None
         if rule.rngs or rule.has_aux or beside or trainer.trainable is not None:
             raise InputError(
@@ -132,8 +127,7 @@ class Game:
         runs : number of runs.
         steps : how many steps of the plan to take, beginning with the first; by default all.
         seed : whole number from 0 to 2^63; it determines all keys.  Use keys from a seed for audits only.
-        hyperparameters : name -> one value for each run, shape (runs,), such as a learning rate.  The optimizer must be
-            made by `optax.inject_hyperparams`.
+        hyperparameters : name -> values, shape (runs,), such as learning rates.  They need `optax.inject_hyperparams`.
         outcome : a traceable function of a run's last parameters that returns arrays, such as a validation loss.
         progress : whether a line on standard error shows the progress; None shows it only on a terminal.
         """
@@ -222,18 +216,15 @@ def _recorded(optimizer: Any) -> Any:
 
 
 def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
-    """Make canaries with planted gradients: canary j has a gradient of norm C, the clip norm, in coordinate j.
+    """Make canaries with planted gradients: canary j has a gradient along coordinate j of the flattened parameters.
 
-    The coordinates are the parameters, flattened into one vector.
-
-    A canary that takes part in a step moves the clipped sum by C along the canary's coordinate, up to rounding.  The
-    score of a canary is the noisy sum's value at the canary's coordinate, summed over all steps, in units of C.  The
-    trainer clips planted gradients one example at a time.  To audit clipping by ghost norms, use `input_canary`.
+    The gradient is clipped to C, the clip norm.  A canary that takes part in a step moves the clipped sum by C along
+    its coordinate, up to rounding.  Its score is the noisy sum at this coordinate, added over all steps, in units of C.
+    The trainer clips planted gradients one example at a time.  To audit clipping by ghost norms, use `input_canary`.
 
     Parameters
     ----------
-    trainer : its plan's dataset_size is the number of examples in ``data`` plus ``count``.  The trainer has one clip
-        norm for all parameters.
+    trainer : its plan's dataset_size counts ``data`` and the canaries.  It has one clip norm for all parameters.
     data : pytree of arrays, the examples along the first axis; None for no other examples.
     count : number of canaries.
 
@@ -264,8 +255,7 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
         flat = ravel_pytree(params)[0]
         if flat.size < count:
             raise InputError(f"count = {count} must be <= {flat.size}, the number of parameters; plant fewer")
-        # The gradient of `pull` is 1e4 C along the canary's coordinate. Its positive sign raises the score. Its norm is
-        # so large that every method of clipping reduces the norm to C.
+        # The gradient of `pull` has the norm 1e4 C, so large that every method of clipping reduces the norm to C.
         pull = jnp.where(mark > 0, 1e4 * norm * flat[jnp.maximum(mark - 1, 0)], 0.0)
         return pull if example is None else pull + jnp.where(mark == REAL_MARK, loss_fn(params, example), 0.0)
 
@@ -281,9 +271,8 @@ def gradient_canaries(trainer: Trainer, data: PyTree, count: int = 1) -> Game:
 def input_canary(trainer: Trainer, data: PyTree, example: PyTree) -> Game:
     """Make a game whose canary is a crafted example, such as an image from elsewhere, or one with a wrong label.
 
-    The whole step is the trainer's own.  The score is the inner product of the noisy sum with the canary's own clipped
-    gradient, summed over the steps, in units of C^2, where C is the clip norm.  An adversary who computes the score
-    knows the parameters before every step.
+    The score is the inner product of the noisy sum with the canary's own clipped gradient, added over all steps, in
+    units of the squared clip norm.  An adversary who computes the score knows the parameters before every step.
 
     Parameters
     ----------

@@ -61,13 +61,11 @@ def clopper_pearson(
 
     Parameters
     ----------
-    false_positives : array_like of whole numbers
-        Number of runs without the canary that the auditor took for runs with the canary.
-    absent, present : array_like of whole numbers
-        Numbers of runs without and with the canary.  The rule of guessing is chosen without looking at these runs.
-    false_negatives : array_like of whole numbers
-        Number of runs with the canary that the auditor took for runs without the canary.
-    delta : in [0, 1).  It broadcasts with the counts.  Each element of the result holds at ``confidence`` by itself.
+    false_positives : array_like; number of runs without the canary that the auditor took for runs with the canary.
+    absent, present : array_like; numbers of runs without and with the canary.  The rule of guessing is chosen without
+        looking at these runs.
+    false_negatives : array_like; number of runs with the canary that the auditor took for runs without the canary.
+    delta : in [0, 1).  It broadcasts with the counts.
     confidence : in (0, 1).  Each limit fails with probability at most (1 - confidence)/2.
     relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}
         "remove_one" uses the first inequality alone, and "add_one" uses the second alone.  Under "zero_out" a run
@@ -111,11 +109,10 @@ def gaussian_fit(
 
     Parameters
     ----------
-    false_positives, absent, false_negatives, present : array_like of whole numbers
+    false_positives, absent, false_negatives, present
         As for `clopper_pearson`, with one element per threshold along the last axis.  All thresholds are applied to the
         same runs, and are chosen without looking at these runs.
-    delta : in (0, 1).  It broadcasts with all axes of the counts but the last.
-    confidence : in (0, 1)
+    delta, confidence : in (0, 1).  Delta broadcasts with all axes of the counts but the last.
 
     Returns
     -------
@@ -184,13 +181,10 @@ class LowerBound:
     Parameters
     ----------
     epsilon : the lower bound; 0 says nothing.
-    delta : float or numpy.ndarray
-    confidence : float
-    trials : number of runs with the canary plus number of runs without; for an audit in one run, the number of
-        canaries.
+    delta, confidence : of the statement.
+    trials : number of runs, with the canary and without; for an audit in one run, the number of canaries.
     method : name of the method that found the bound.
-    kind : "lower bound"; or "conditional: Gaussian DP" for a statement that holds if the trade-off curve is a
-        Gaussian's.
+    kind : "lower bound", or "conditional: Gaussian DP" if the statement needs a Gaussian's trade-off curve.
     mu : the Gaussian-DP parameter that a Gaussian fit found; otherwise None.
     relation : the neighbouring relation for which the statement holds.
 
@@ -253,12 +247,9 @@ def from_scores(
 
     Parameters
     ----------
-    absent, present : array_like, shape (runs,)
-        Scores of the runs without and with the canary, in the order of simulation, or in another order that does not
-        depend on the scores.
-    delta : float
-    confidence : float in (0, 1)
-    method : {"clopper_pearson", "gaussian_fit"}; "gaussian_fit" holds only for mechanisms that are Gaussian DP.
+    absent, present : array_like, shape (runs,); scores without and with the canary, in an order independent of them.
+    delta, confidence : float
+    method : {"clopper_pearson", "gaussian_fit"}; "gaussian_fit" holds only if the trade-off curve is a Gaussian's.
     thresholds : numbers chosen without looking at these scores.  The thresholds share the error 1 - confidence.
         By default the first part of each sample chooses one threshold, and only the other runs count as trials.
     held_out : in (0, 1); how large this first part is, as a share of the sample.
@@ -323,7 +314,7 @@ def _best(
 
     tails = []
     for values in map(np.sort, (absent, present)):
-        # The thresholds to try are the scores at these ranks. Most of these ranks are in the two tails.
+        # the thresholds to try are the scores at these ranks, most of which are in the two tails
         ranks = np.unique(np.geomspace(1, values.size, 200).astype(int)) - 1
         tails += [values[ranks], values[::-1][ranks]]
     cuts = np.unique(np.concatenate(tails))

@@ -32,8 +32,7 @@ class Claim:
     Parameters
     ----------
     name : name of the claim, as the report shows it.
-    epsilon : a number, or the Bounds of `ja.epsilon`.  The upper end of the Bounds is then the claimed epsilon, and
-        their kind replaces ``kind``.
+    epsilon : a number, or the Bounds of `ja.epsilon`, whose upper end and kind the claim then takes.
     delta : float
     kind : kind of statement, such as "bound".
 
@@ -61,9 +60,7 @@ class Row:
 
     Parameters
     ----------
-    name : str
-    found : LowerBound
-    claims : tuple of Claim
+    name, found, claims : str, LowerBound and tuple of Claim
 
     >>> found = LowerBound(1.4, 1e-5, 0.99, 60_000_000, "clopper_pearson")
     >>> row = Row("worst score", found, (Claim("RDP", 2.31, 1e-5), Claim("too low", 1.0, 1e-5)))
@@ -87,10 +84,7 @@ class Row:
 
     @property
     def refuted(self) -> tuple[Claim, ...]:
-        """Claims whose epsilon is below the lower bound. With the bound's confidence these claims are wrong.
-
-        If the bound or the claim is conditional, the claim is wrong only where the condition holds.
-        """
+        """Claims below the lower bound: wrong, at the bound's confidence, where all conditions of both kinds hold."""
         return tuple(claim for claim in self.claims if self.found.epsilon > claim.epsilon)
 
 
@@ -150,7 +144,7 @@ class Report:
         return records
 
     def __str__(self) -> str:
-        """Return a table (lines: audits; columns: claims), the claims' kinds, and the number of refuted claims."""
+        """Return a table of audits (rows) and claims (columns), the claims' kinds, and the number of refuted claims."""
         names = list(dict.fromkeys(claim.name for row in self.rows for claim in row.claims))
         curves = [CURVE] if any(isinstance(row.found, CurveTest) for row in self.rows) else []
         lines = [("audit", "delta", "lower bound", "confidence", "trials", "method", *names, *curves)]
@@ -179,12 +173,7 @@ class Report:
         return json.dumps({"rows": clean, "refuted": sum(r["refuted"] for r in clean)}, indent=1, allow_nan=False)
 
     def plot(self, path: str | os.PathLike[str], *, title: str = "") -> None:
-        """Draw each audit as a line, with a bar from 0 to the lower bound and a mark for each claim (needs matplotlib).
-
-        The mark of a refuted claim is crossed out.
-
-        path : ends in .png, .svg or .pdf.
-        """
+        """Draw a bar from 0 to each lower bound and a mark for each claim, a cross if refuted (.png, .svg, .pdf)."""
         from jaxacct.plots import style
 
         target = Path(path)

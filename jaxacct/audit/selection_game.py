@@ -1,8 +1,4 @@
-"""Simulates selections. A selection draws a number K, draws K candidates, and releases the one with the best score.
-
-`winners` draws all candidates; `winning_ranks` draws only the rank of the winner. Selections are simulated in ascending
-order of K, so that all selections of a block need about equally many candidates. The results are shuffled afterwards.
-"""
+"""Simulates selections. A selection draws a number K, draws K candidates, and releases the one with the best score."""
 
 from __future__ import annotations
 
@@ -63,12 +59,9 @@ def gaussian(mean: float = 0.0) -> Partial:
 def finite(probabilities: ArrayLike) -> Partial:
     """Return a function that draws outcomes of a candidate with n possible outcomes, the int32 numbers 0 to n - 1.
 
-    The outcomes may stand for the cells of a trade-off curve (`Cells`).
-
     Parameters
     ----------
-    probabilities : array_like, shape (n,)
-        They sum to 1.  Their cumulative sums are realised with an error of at most 2^-32.
+    probabilities : array_like, shape (n,); they sum to 1.  Their cumulative sums have errors of at most 2^-32.
 
     Returns
     -------
@@ -95,9 +88,7 @@ def winners(
     Parameters
     ----------
     draw : (key, shape) -> outcomes of candidates, traceable: `gaussian`, `finite`, or any other.
-    score : callable
-        outcomes -> numbers of equal shape, traceable.  The largest number wins, and among equal numbers the first.  NaN
-        counts as -inf.
+    score : outcomes -> numbers of equal shape, traceable.  The first of the largest numbers wins.  NaN counts as -inf.
     law : one law of K, the number of candidates of a selection.
     runs : int
     seed : a seed determines the winners, whatever the number of threads.
@@ -139,10 +130,8 @@ def count_winners(
 
     Parameters
     ----------
-    draw, score, law, runs, seed, progress
-        As for `winners`.
-    event : traceable; outcomes of n winners -> bools that say which winners are in the event.  Their shape is (n,),
-        or (events, n) for several events.  The outcome of a selection with K = 0 is NaN.
+    draw, score, law, runs, seed, progress : as for `winners`.
+    event : outcomes of n winners (NaN if K = 0) -> whether each is in the event, shape (n,) or (events, n); traceable.
 
     Returns
     -------
@@ -167,10 +156,7 @@ def in_chunks(
     seed: int,
     progress: bool | None = False,
 ) -> Iterator[Any]:
-    """Yield `one(key, repetitions, rng, size)` for each chunk of `size` selections.
-
-    The last `size` elements of `repetitions` are draws of K. All earlier elements are 0, and only fill up the array.
-    """
+    """Yield `one(key, repetitions, rng, size)` per chunk: the last `size` repetitions are draws of K, the others 0."""
     if not isinstance(law, Law) or law.shape:
         raise InputError(f"law = {law!r:.60} must be one law of K; use one such as selection.Geometric(0.1)")
     runs, seed = int(check("runs", runs, COUNT)), int(check("seed", seed, SEED_RANGE))
@@ -182,10 +168,11 @@ def in_chunks(
         sequence = np.random.SeedSequence([seed, place])
         rng = np.random.default_rng(sequence)
         size = sizes[place]
+        # in ascending order of K, the selections of a block need about equally many candidates
         drawn = np.sort(repetition_counts(law, table, size, rng))
         repetitions = np.concatenate([np.zeros(SELECTIONS_PER_CALL - size, np.int32), drawn])
         key = jax.random.wrap_key_data(jnp.asarray(sequence.generate_state(2)), impl="threefry2x32")
-        # The selections are simulated in blocks of 2^13. A block of this size stays in the processor's cache.
+        # a block of 2^13 selections stays in the processor's cache
         return one(key, repetitions.reshape(-1, 2**13), rng, size)
 
     with contextlib.closing(bar), ThreadPoolExecutor(os.cpu_count() or 1) as pool:
@@ -272,11 +259,9 @@ class Cells(NamedTuple):
 
     Parameters
     ----------
-    numerator, denominator : numpy.ndarray, shape (cells,)
-        Masses of the cells, which sum to 1 under each law.  For "remove" the numerator is the law with the record.
-    rank : numpy.ndarray, shape (cells, 2)
-        Lowest and highest rank in each cell.  The rank of an outcome is the denominator's mass of all outcomes that
-        have a larger likelihood ratio.
+    numerator, denominator : shape (cells,); each sums to 1.  For "remove" the numerator is the law with the record.
+    rank : shape (cells, 2); lowest and highest rank in each cell.  The rank of an outcome is the denominator's mass of
+        all outcomes that have a larger likelihood ratio.
 
     >>> Cells(np.array([0.75, 0.25]), np.array([0.25, 0.75]), np.zeros((2, 2))).numerator.tolist()
     [0.75, 0.25]
@@ -293,8 +278,8 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
     Parameters
     ----------
     found : Attack
-    curve : the trade-off function T in the attack's direction, for arrays.  T(u) is the largest numerator mass of any
-        set of outcomes whose denominator mass is u.
+    curve : the trade-off function T in the attack's direction, for arrays.  T(u) is the largest numerator mass of
+        outcomes whose denominator mass is u.
 
     Returns
     -------
@@ -321,13 +306,11 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
 def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
     """Simulate `runs` selections.  For each winner return the probability that a fresh candidate scores above it.
 
-    The probability is 1 - V if the winner's score is the V-quantile of a candidate's score.  It is accurate near 0.
-    The law of 1 - V is the same for all score functions without ties.
+    The law of this probability, which is accurate near 0, is the same for all score functions without ties.
 
     Parameters
     ----------
-    law, runs, seed, progress
-        As for `winners`.
+    law, runs, seed, progress : as for `winners`.
 
     Returns
     -------
@@ -357,13 +340,11 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
     Parameters
     ----------
     masses : array_like in [0, 1], shape (cells,); they sum to 1.
-    law, runs, seed, progress
-        As for `winners`.
+    law, runs, seed, progress : as for `winners`.
 
     Returns
     -------
-    numpy.ndarray of int64, shape (cells + 1,)
-        Counts in the order of `selection.output_law`: first the selections with K = 0, then the cells.
+    numpy.ndarray of int64, shape (cells + 1,) : number of selections with K = 0, then the wins of each cell.
 
     >>> from jaxacct import selection
     >>> counts = cell_counts([0.5, 0.5], selection.PointMass(2), 1000)
@@ -371,7 +352,7 @@ def cell_counts(masses: ArrayLike, law: Law, runs: int, *, seed: int = 0, progre
     (1000, True)
     """
     masses = _law_of("masses", masses)
-    # `above` is the mass of a cell and of all cells above it: for each cell but the lowest, from the top cell down.
+    # the mass of a cell and of all cells above it, for each cell but the lowest, from the top cell down
     above = np.cumsum(masses[::-1])[:-1] / masses.sum()
 
     def one(key: Any, repetitions: np.ndarray, rng: np.random.Generator, size: int) -> np.ndarray:
@@ -394,12 +375,8 @@ def cell_audit(
 
     Parameters
     ----------
-    cells : Cells
-    law : one law of K.
-    delta : float in (0, 1)
-    runs : int
-    confidence : float in (0, 1)
-    seed : int
+    cells, law, runs, seed : Cells, one law of K, int and int
+    delta, confidence : float in (0, 1)
 
     Returns
     -------

@@ -33,10 +33,8 @@ FARTHEST_EPSILON = 50.0
 DOWN = 1.0 - 8.0 * ROUNDOFF
 """Factor that rounds a result of a few operations down."""
 Inverse = Callable[[np.ndarray], np.ndarray]
-"""Function from y to a lower bound of inf{x : F(x) >= y}, infinite where y > 1.
-
-F is the claimed curve: an event of probability x without the record has at most probability F(x) with it.
-"""
+"""Function from y to a lower bound of inf{x : F(x) >= y}, infinite where y > 1. F is the claimed curve: an event of
+probability x without the record has at most probability F(x) with it."""
 GUESSED = ("both", "in")
 """With "both" an audit guesses that some canaries are in and that others are out. With "in" it guesses only "in"."""
 
@@ -49,13 +47,11 @@ def one_run_p_value(
     For m canaries, `q = e^eps/(1 + e^eps)` and a binomial B = Bin(r, q), the bound is
     `Pr[B >= v] + 2 m delta max_{1<=i<=v} (Pr[B >= v - i] - Pr[B >= v])/i`.
     Where 2 m delta > 1 this bound may fall as epsilon grows.  Then a larger bound is returned, which does not fall.
-    All sums are taken in logarithms.
 
     Parameters
     ----------
     epsilon : array_like >= 0
-    correct, guesses, canaries : array_like of whole numbers
-        The numbers v, r and m, with correct <= guesses <= canaries.
+    correct, guesses, canaries : array_like of whole numbers v <= r <= m.
     delta : in [0, 1).  All arguments broadcast.
 
     Returns
@@ -121,21 +117,18 @@ def one_run(
 
     With a claim, the number of guesses must be fixed before the coins are tossed: guess the largest scores, not the
     scores above a threshold.  Guesses may depend on the output and on randomness of their own, but not on the coins.
-    Where several numbers of guesses, or several scores, are tried, multiply each p-value by the number of tries.
+    Where several numbers of guesses or several scores are tried, multiply each p-value by the number of tries.
 
     Parameters
     ----------
     correct, guesses, canaries : array_like of whole numbers; correct <= guesses <= canaries.
-    delta : array_like in [0, 1)
-        All arrays broadcast.  If the claim is a Plan, delta may be left out; the plan's delta is then used.
+    delta : array_like in [0, 1).  It may be left out if the claim is a Plan, which has a delta.  All arrays broadcast.
     confidence : float in (0, 1)
-    claim : a Plan claims the curve of one run, a mechanism or a Profile claims its own curve, and a number mu > 0
-        claims mu-Gaussian DP.  The claim is about adding or removing one canary.  If the claim's relation is
-        replace_one or zero_out, the claim is about replacing or zeroing one canary.  A plan with data_dependent=True
-        claims no curve, and is refused.
-    guessed : {"both", "in"}
-        Use "in" if every guess says that a canary was in, and some coins are not guessed.  With a claim, "in"
-        refutes more than "both".
+    claim : a Plan claims the curve of one run, a mechanism or a Profile its own curve, a number mu > 0 mu-Gaussian DP.
+        The claim is about adding or removing one canary, or about replacing or zeroing one if its relation is
+        replace_one or zero_out.  A plan with data_dependent=True claims no curve, and is refused.
+    guessed : {"both", "in"}; "in" if every guess says that a canary was in, and some coins are not guessed.  With a
+        claim, "in" refutes more than "both".
 
     Returns
     -------
@@ -173,18 +166,15 @@ def one_run(
 def coin_guesses(scores: ArrayLike, included: ArrayLike, positive: int, negative: int) -> tuple[int, int]:
     """Guess that the canaries with the highest scores are in, and the canaries with the lowest scores out.
 
-    Return (number of right guesses, number of guesses).
-
     Parameters
     ----------
     scores : array_like, shape (canaries,)
     included : array_like of bool, shape (canaries,); whether each canary was in.
-    positive, negative : how many canaries to guess in, and how many to guess out.  Both numbers must be fixed before
-        the scores are seen.
+    positive, negative : how many canaries to guess in, and how many out: fixed before the scores are seen.
 
     Returns
     -------
-    tuple of int
+    tuple of int : number of right guesses, number of guesses.
 
     >>> coin_guesses([3.0, 0.1, 2.0, -1.0], [True, False, False, False], positive=2, negative=1)
     (2, 3)
@@ -237,8 +227,7 @@ class CurveTest(LowerBound):
 
     Parameters
     ----------
-    epsilon, delta, confidence, trials, method, kind, mu, relation
-        As in `LowerBound`.
+    epsilon, delta, confidence, trials, method, kind, mu, relation : as in `LowerBound`.
     p_value : the p-value, rounded up.
     claim : the tested claim, in words.
     guessed : {"both", "in"}, as for `one_run`.
@@ -289,8 +278,7 @@ def known_curve_test(
         side = by_gaussian(mu) if guessed == "both" else halved(by_gaussian(mu))
         return ~refuted(np.full(mu.shape, error), right, made, coins, side)
 
-    # Every mu below a refuted mu is refuted, too, so `_sections` finds the largest one. No audit refutes mu = 50: in
-    # float64 the curve of 50-Gaussian DP allows that all guesses are right.
+    # Every mu below a refuted mu is refuted, so `_sections` finds the largest. In float64, no audit refutes mu = 50.
     mu = _sections(held, 0.0, 50.0, right.shape[0])[0].reshape(shape)
     at = np.broadcast_to(d, shape)
     epsilon = np.where(at > 0.0, epsilon_of_mu(mu, np.where(at > 0.0, at, 0.5)), np.where(mu > 0.0, np.inf, 0.0))
@@ -301,10 +289,7 @@ def known_curve_test(
 
 
 def refuted(tau: np.ndarray, c: np.ndarray, g: np.ndarray, m: np.ndarray, inverse: Inverse) -> np.ndarray:
-    """Return whether the claimed curve rules out that `Pr[c or more of g guesses are right]` is tau, for m canaries.
-
-    Proof: README.md of this folder, "A known curve".
-    """
+    """Return whether the curve rules out tau = Pr[c or more of g guesses are right] (README.md, "A known curve")."""
     # r and h are the two sums in the proof, rounded down
     r, h = DOWN * tau * c / m, DOWN * tau * (g - c) / m
     for i in range(int(c.max()) - 1, -1, -1):
@@ -337,10 +322,7 @@ def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float,
 
 
 class Lines(NamedTuple):
-    """Lines above the claimed curve: y <= intercept + slope x.
-
-    x is the probability of any event without the record, and y is the event's probability with the record.
-    """
+    """Lines y <= intercept + slope x above the curve; x and y: any event's probability without and with the record."""
 
     intercept: np.ndarray
     slope: np.ndarray
@@ -382,8 +364,7 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Return epsilons, and upper bounds of a profile's delta at these epsilons."""
     farthest = float(np.asarray(side.epsilon(1e-15).upper))  # at larger eps delta < 1e-15, which is lost beside 1
-    # Between two of these epsilons the lines of `claimed_lines` are too high, by an error of second order in the
-    # distance of the two epsilons. So 257 epsilons are enough.
+    # 257 epsilons are enough: between two of them the lines are too high by an error of second order in their distance
     epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)
     return epsilon, np.asarray(side.delta(epsilon).upper)
 
