@@ -25,14 +25,14 @@ from jaxacct.selection.base_profile import SAYS_NOTHING, Base, Curve, bases, mee
 from jaxacct.selection.law_of_k import Law, evaluated, require_law
 
 LARGEST_EPS = 600.0
-"""Largest eps that is searched. Here e^eps is far from overflow. For a larger eps, delta(LARGEST_EPS) bounds delta."""
+"""Largest eps that is searched, far from overflow of e^eps. At a larger eps, delta(LARGEST_EPS) bounds delta."""
 MOST_KEPT = 128
 """Number of bases whose curves are kept. The curves of a base take up to 2 MB."""
 _kept: dict[tuple[Mechanism, bool, bool], Base] = {}
 """Bases by (mechanism, `coarse`, whether NumPy computed them). The most recently used bases are at the end."""
 _keeping = threading.Lock()
 PER_CALL = 16
-"""Number of configurations in one call of a compiled program. The calls run in as many threads as there are cores."""
+"""Number of configurations in one call of a compiled program."""
 WIDTH = 1e-4
 """Width above which a bracket is computed again at a finer resolution, absolute for eps and relative for delta."""
 
@@ -58,14 +58,9 @@ def known_bases(run: Mechanism, coarse: bool = False) -> list[Base]:
 
 
 def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0) -> np.ndarray:
-    """Return brackets (2, *shape) of "epsilon" at deltas in (0, 1), or of "delta" at eps >= 0; arguments broadcast.
-
-    A bracket is computed again, at a finer resolution, if it is wider than WIDTH (times delta, for deltas) and also
-    wider than `width` times the value.  With `width` inf nothing is computed again.  Then the width
-    of most brackets of delta is some 1e-3 of delta.
-    """
+    """Return brackets (2, *shape) of "epsilon" or "delta". One wider than WIDTH and, relatively, `width` is refined."""
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
-    # curves through half as many points are narrow enough for a `width` of 1e-3 or more
+    # coarse curves are narrow enough for a `width` of 1e-3 or more
     known = [each.curves for each in known_bases(run, 1e-3 <= width < np.inf)]
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
@@ -80,8 +75,8 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
         due = np.flatnonzero(np.asarray(open_, bool)[base])
         before.append(direction)
         if quantity == "epsilon" and ends.any():
-            # `ends` brackets the first direction's epsilon. `leak` is a coarse upper bound of this direction's delta at
-            # the upper end of the bracket. If `leak` is at most the given delta, the bracket holds for both directions.
+            # `leak` bounds this direction's delta at the upper end of the first direction's bracket of epsilon. If it
+            # is at most the given delta, that bracket holds for both directions.
             at_end = np.minimum(ends[1, due], LARGEST_EPS)
             leak = _run("delta", GLANCE, stacked, base[due], laws.taken(due), at_end, plain)[1]
             due = due[~(leak <= flat[due]) & (ends[0, due] < np.inf)]
@@ -113,7 +108,7 @@ def _solved(
             ends = _run(quantity, effort, stacked, base[wide], laws.taken(wide), values[wide], plain)
             low[wide], high[wide] = meet((low[wide], high[wide]), ends, SAYS_NOTHING[quantity])
             after, scale = high[wide] - low[wide], np.maximum(high[wide], quantity == "epsilon")
-            # If `effort` hardly narrowed a narrow bracket, the width comes from the curve, and no finer effort is used.
+            # if `effort` hardly narrowed a narrow bracket, the width comes from the curve: no finer effort helps
             due[wide] = ~((after > 0.8 * before) & (after <= 1e-3 * scale))
     return np.maximum(np.stack([low, high]), other)
 
@@ -157,7 +152,7 @@ def _compiled(quantity: str, effort: Resolution) -> backend.Compiled:
 
 
 def _program(quantity: str, effort: Resolution, stacked: Any, base: Any, laws: Law, values: Any) -> Any:
-    """Return the bracket of each configuration, one after the other, so that each stays in the processor's cache."""
+    """Return the bracket of each configuration, one after the other: each stays in the processor's cache."""
     return jax.lax.map(
         lambda item: _of_one(quantity, effort, _taken(stacked, item[0]), *item[1:]), (base, laws, values)
     )
@@ -182,10 +177,8 @@ class Attack(float):
     ----------
     epsilon : float
     direction : {"remove", "add"}
-    rank : numpy.ndarray, shape (R + 1,)
-        Ends of the active intervals of ranks, ascending from 0.
-    served : numpy.ndarray, shape (R,)
-        For each interval, the largest rank that its outcomes outscore.  The entries do not increase.
+    rank : ends of the active intervals of ranks, ascending from 0, shape (R + 1,).
+    served : for each interval, the largest rank that its outcomes outscore; not increasing, shape (R,).
 
     References
     ----------
@@ -211,14 +204,10 @@ class Attack(float):
         return float(self)
 
     def score(self, rank: ArrayLike) -> np.ndarray:
-        """Return the scores, in [0, 1], of outcomes with the ranks `rank` in [0, 1]. The largest score wins.
-
-        Outcomes with dQ = 0 have rank 0 and the largest score.
-        """
+        """Return the scores, in [0, 1], of outcomes of rank `rank`; rank 0, where dQ = 0, has the largest."""
         u = np.asarray(rank, np.float64)
         active = u < self.rank[-1]
-        # a score is the Q-mass of all outcomes that score lower: for an active outcome of rank u these are the outcomes
-        # of the ranks in (u, served]
+        # a score is the Q-mass of all outcomes that score lower: for an active outcome, those of the ranks (u, served]
         row = np.clip(np.searchsorted(self.rank, u, side="right") - 1, 0, self.served.size - 1)
         below = self.served[row] - u
         # an inactive outcome of rank u scores above the active outcomes whose `served` is below u, of Q-mass `before`
@@ -234,19 +223,16 @@ def attack(
 ) -> Attack:
     """Return the epsilon that the worst score reaches at `delta`, with the score. No valid claim is below this epsilon.
 
-    The trade-off curve of a base maps u to the largest P-mass of a set of Q-mass u.  The score is the worst one for a
-    curve just below that of `run`.  Every base whose curve is nowhere below that of `run` reaches this epsilon.
+    The score is the worst one for a curve just below the trade-off curve of `run`, which maps u to the largest P-mass
+    of a set of Q-mass u.  Every base whose trade-off curve is nowhere below that of `run` reaches this epsilon.
 
     Parameters
     ----------
-    run : Mechanism
-        One configuration of the base.
-    k : Law
-        One law of K.
+    run : one configuration of the base.
+    k : one law of K.
     delta : float in (0, 1)
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
-    candidates : {"iid"}
-        "adaptive" is refused: adaptive candidates reach the lower end of `ja.epsilon`.
+    candidates : "iid"; "adaptive" is refused, since adaptive candidates reach the lower end of `ja.epsilon`.
 
     Returns
     -------
@@ -305,15 +291,12 @@ def output_law(probabilities: ArrayLike, k: Law) -> np.ndarray:
 
     Parameters
     ----------
-    probabilities : array_like, shape (..., n)
-        Probabilities of the base's outcomes, in ascending order of their scores; they sum to 1 (to 1e-13).
-    k : Law
-        One law of K.
+    probabilities : the n outcomes' probabilities, shape (..., n), by ascending score; they sum to 1 (to 1e-13).
+    k : one law of K.
 
     Returns
     -------
-    numpy.ndarray, shape (..., n + 1)
-        First the probability that K = 0 and nothing is released, then the probability of each outcome.
+    numpy.ndarray, shape (..., n + 1): the probability that K = 0 and nothing is released, then that of each outcome.
 
     References
     ----------

@@ -79,10 +79,8 @@ class Toeplitz(ToeplitzStrategy):
 
     Parameters
     ----------
-    coefficients : sequence of float
-        c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
-    steps, epochs : int
-        `steps` is n >= p, the size of the matrix.  `epochs` divides n.  The errors assume this many fixed epochs.
+    coefficients : c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
+    steps, epochs : n >= p, the size of the matrix, and the number of fixed epochs of the errors, a divisor of n.
 
     References
     ----------
@@ -108,8 +106,7 @@ class Identity(ToeplitzStrategy):
 
     Parameters
     ----------
-    steps, epochs : int
-        `steps` is n, the size of the matrix.  `epochs` divides n.  The errors assume this many fixed epochs.
+    steps, epochs : n, the size of the matrix, and the number of fixed epochs of the errors, a divisor of n.
 
     References
     ----------
@@ -134,12 +131,9 @@ class Banded(ToeplitzStrategy):
 
     Parameters
     ----------
-    bands : int
-        p, the number of steps that share noise.
-    steps, epochs : int
-        `steps` is n, the size of the matrix.  `epochs`, the number of fixed epochs, divides n, and n/epochs >= p.
-    coefficients : tuple of float, optional
-        The first column, if it is known; otherwise it is searched for.
+    bands : p, the number of steps that share noise.
+    steps, epochs : n, the size of the matrix, and the number of fixed epochs, a divisor of n with n/epochs >= p.
+    coefficients : the first column, if it is known; otherwise it is searched for.
 
     References
     ----------
@@ -166,17 +160,13 @@ class BLT(ToeplitzStrategy):
 
     Parameters
     ----------
-    buffers : int
-        d, the number of terms of the sum over k, and the number of noise buffers that a run keeps.
-    steps, epochs : int
-        `steps` is n, the size of the matrix.  `epochs` divides n.  The error is least for this many fixed epochs.
-    scales, decays : tuple of float, optional
-        d numbers each, scales > 0 and 0 <= decays < 1, if they are known; otherwise they are searched for.
+    buffers : d, the number of terms of the sum over k, and the number of noise buffers that a run keeps.
+    steps, epochs : n, the size of the matrix, and the number of fixed epochs of the least error, a divisor of n.
+    scales, decays : d numbers each, scales > 0 and 0 <= decays < 1, if known; otherwise they are searched for.
 
     References
     ----------
-    Dvijotham et al. (2024), Efficient and Near-Optimal Noise Generation for Streaming Differential Privacy,
-    arXiv:2404.16706.
+    Dvijotham et al. (2024), Efficient and Near-Optimal Noise Generation for Streaming DP, arXiv:2404.16706.
 
     >>> blt = BLT(3, steps=64)
     >>> round(blt.error, 2)
@@ -226,12 +216,9 @@ class BandedInverse(ToeplitzStrategy):
 
     Parameters
     ----------
-    inverse_bands : int
-        p, the number of bands of C^-1.
-    steps, epochs : int
-        `steps` is n, the size of the matrix.  `epochs` divides n.  The error is least for this many fixed epochs.
-    inverse : tuple of float, optional
-        The first column 1, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
+    inverse_bands : p, the number of bands of C^-1.
+    steps, epochs : n, the size of the matrix, and the number of fixed epochs of the least error, a divisor of n.
+    inverse : the first column d_0 > 0, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 
     References
     ----------
@@ -266,8 +253,8 @@ class BandedInverse(ToeplitzStrategy):
 
     @property
     def entry_error(self) -> float:
-        # The recursion solves C^-1 c = e_1 up to a residual r. So the error of the column c is the convolution c * r.
-        # The product below bounds each entry of this convolution.
+        # The recursion solves C^-1 c = e_1 up to a residual r. So the error of the column c is the convolution c * r,
+        # whose entries the product below bounds.
         size, taps = np.abs(self.column), np.abs(self.inverse)
         return float(8.0 * (taps.size + 2) * ROUNDOFF * taps.sum() * size.max() * size.sum())
 
@@ -307,17 +294,13 @@ def require_range(name: str, values: np.ndarray) -> None:
 class ColumnNormalised(Strategy):
     """The banded matrix with columns of norm 1 whose prefix sums have the least mean squared error.
 
-    In ``Banded`` the end of the matrix cuts off the last columns, so their norm is below 1. In this matrix every column
-    has norm 1. Its error is some 2 to 5 % below the error of ``Banded`` (README.md, "Error").
+    The last columns of ``Banded`` are cut off to norms below 1; its error is some 2 to 5 % larger (README.md, "Error").
 
     Parameters
     ----------
-    bands : int
-        p, the number of non-zero diagonals of C.
-    steps, epochs : int
-        `steps` is n, the size of the matrix.  `epochs`, the number of fixed epochs, divides n, and n/epochs >= p.
-    diagonals : array of shape (bands, steps), optional
-        Row l, column i has the entry C[i + l, i]. If `diagonals` is missing, the matrix is searched for.
+    bands : p, the number of non-zero diagonals of C.
+    steps, epochs : n, the size of the matrix, and the number of fixed epochs, a divisor of n with n/epochs >= p.
+    diagonals : (bands, steps), C[i + l, i] in row l, column i, if the matrix is known; otherwise it is searched for.
 
     References
     ----------
@@ -353,7 +336,7 @@ class ColumnNormalised(Strategy):
 
     @property
     def entries(self) -> np.ndarray:
-        """The entries of C, (bands, n): row l, column i has C[i + l, i], or 0 if i + l >= n."""
+        """The entries of C, (bands, n), with C[i + l, i], or 0 if i + l >= n, in row l, column i."""
         inside = np.arange(self.bands)[:, None] < self.steps - np.arange(self.steps)
         return np.where(inside, np.asarray(self.diagonals), 0.0)
 
@@ -378,10 +361,8 @@ class PrefixSum(Strategy):
 
     Parameters
     ----------
-    steps, epochs : int
-        `steps` is n, the number of leaves.  `epochs`, a divisor of n, is the number of fixed epochs of `error`.
-    restarts : int
-        The number of blocks, a divisor of n. Each block has its own trees. ``restarts = epochs``: one block per epoch.
+    steps, epochs : n, the number of leaves, and the number of fixed epochs of the errors, a divisor of n.
+    restarts : the number of blocks, a divisor of n; each has its own trees.  ``restarts = epochs``: a block per epoch.
 
     References
     ----------
@@ -423,7 +404,7 @@ class PrefixSum(Strategy):
 
     @property
     def overlap(self) -> int:
-        # the number of leaves of the largest node. Two steps that are this far apart share no node
+        # the leaves of the largest node: two steps that are this far apart share no node
         return 1 << (self.block.bit_length() - 1)
 
     def lags(self, count: int) -> np.ndarray:

@@ -23,11 +23,8 @@ def banded(bands: int, steps: int) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=256)
 def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
-    """Return the `bands` non-zero entries of the first column of C^-1. The first of them is 1.
-
-    C is the matrix of least error among the Toeplitz matrices whose inverse has `bands` bands.
-    """
-    # begin at the first `bands` entries of the first column of A^(-1/2), where A is the prefix-sum matrix
+    """Return the `bands` entries of column 0 of C^-1, the first of them 1. No banded C^-1 has a C of smaller error."""
+    # begin at column 0 of A^(-1/2), where A is the prefix-sum matrix
     start = np.diff(_square_root(bands), prepend=0.0)
     return tuple(_toeplitz(start, steps, steps // epochs, inverse=True).tolist())
 
@@ -139,10 +136,7 @@ def buffered_inverse(scales: np.ndarray, decays: np.ndarray, steps: int) -> np.n
 
 
 def _log_error(column: np.ndarray, inverse: np.ndarray, period: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """Return the log of the error, its gradient in `column`, and its gradient in `inverse`.
-
-    The error is the product of two numbers: the sum of the prefix sums' variances, and the squared sensitivity of |C|.
-    """
+    """Return log(sum of the prefix sums' variances * squared sensitivity of |C|), and its gradients in both columns."""
     steps = max(column.size, inverse.size)
     column, inverse = (np.pad(each, (0, steps - each.size)) for each in (column, inverse))
     passes = lambda values: np.cumsum(np.pad(values, (0, -steps % period)).reshape(-1, period), 0).ravel()

@@ -16,7 +16,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import PROBABILITY, Constraint, InputError, check_int, check_one
 
 MOST_PATTERNS = 4000
-"""All participation patterns are compared if there are at most this many, as in runs of a dozen steps."""
+"""All participation patterns are compared if there are at most this many."""
 MOST_ENTRIES = 2**25
 """Largest number of stored entries of C^T C with which a worst pattern is searched for, in some 1 GB of memory."""
 MOST_SHOWN = 800
@@ -51,8 +51,7 @@ class FixedEpochs(_Counted):
 
     Parameters
     ----------
-    epochs : int
-        Number of passes over the data, a divisor of the number of steps.
+    epochs : the number of passes over the data, a divisor of the number of steps.
 
     References
     ----------
@@ -72,10 +71,8 @@ class MinSeparation(_Counted):
 
     Parameters
     ----------
-    separation : int
-        b: steps i < j of one record have j - i >= b.
-    most : int, optional
-        Largest number of steps of one record. The default is ceil(n/b) for n steps, which no pattern exceeds.
+    separation : b: steps i < j of one record have j - i >= b.
+    most : the largest number of steps of one record; by default ceil(n/b) for n steps, which no pattern exceeds.
 
     References
     ----------
@@ -100,10 +97,8 @@ class CyclicPoisson(_Counted):
 
     Parameters
     ----------
-    groups : int
-        b, at least the number of bands of the strategy.
-    sampling_probability : float in [0, 1]
-        q, the chance of each record of a group to be drawn. It must not be computed from the group's size.
+    groups : b, at least the number of bands of the strategy.
+    sampling_probability : q in [0, 1], the chance of a group's record to be drawn; not computed from the group's size.
 
     References
     ----------
@@ -126,8 +121,7 @@ class BallsInBins(_Counted):
 
     Parameters
     ----------
-    bins : int
-        b, the number of steps of an epoch. The strategy must have 1 or 2 bands, and no more than b bands.
+    bins : b, the number of steps of an epoch. The strategy must have 1 or 2 bands, and no more than b bands.
 
     References
     ----------
@@ -228,10 +222,9 @@ class Strategy(ABC):
 
     @abstractmethod
     def lags(self, count: int) -> np.ndarray:
-        """Return the first `count` diagonals of G = C^T C. Row d, column i has G[i, i + d], or 0 if i + d >= n.
+        """Return `count` <= overlap diagonals of G = C^T C, (count, n), with G[i, i + d] (0 if i + d >= n) at [d, i].
 
-        The shape is (count, n), and `count` is at most `overlap`. The error of an entry is at most `rounding` times the
-        same entry of |C|^T |C|.
+        The error of an entry is at most `rounding` times the same entry of |C|^T |C|.
         """
 
     @property
@@ -255,19 +248,15 @@ class Strategy(ABC):
 
         Parameters
         ----------
-        participation : SingleParticipation, FixedEpochs or MinSeparation, optional
-            ``FixedEpochs(epochs)`` of the strategy by default. Sampled participation has no single sensitivity.
+        participation : SingleParticipation, MinSeparation, or FixedEpochs, by default ``FixedEpochs(epochs)``.
 
         Returns
         -------
-        Bounds
-            ``kind`` is "certified". The lower and the upper bound differ by rounding alone if all entries of C^T C on
-            the worst pattern are >= 0.
+        Bounds of kind "certified", which differ by rounding alone if C^T C is >= 0 on the worst pattern.
 
         References
         ----------
-        Denisov et al. (2022), Improved Differential Privacy for SGD via Optimal Private Linear Operators on Adaptive
-        Streams. README.md of this folder, "Sensitivity".
+        Denisov et al. (2022), arXiv:2202.08312. README.md of this folder, "Sensitivity".
 
         >>> from jaxacct.strategies import FixedEpochs, Identity
         >>> float(round(Identity(steps=64).sensitivity(FixedEpochs(16)).upper, 9))
@@ -276,7 +265,7 @@ class Strategy(ABC):
         if not self.steps:
             raise InputError("steps is missing; give the number of steps of the run")
         least, most = self._square(*self._apart(participation or FixedEpochs(self.epochs)))
-        # each of at most n columns of a pattern has an error of norm <= entry_error sqrt(n); `spread` bounds their sum
+        # at most n columns have errors of norm <= entry_error sqrt(n) each; `spread` bounds their sum
         spread = self.entry_error * self.steps**1.5
         lower, upper = max(np.sqrt(max(least, 0.0)) - spread, 0.0), np.sqrt(most) + spread
         lower, upper = lower * (1.0 - 2.0 * ROUNDOFF), upper * (1.0 + 2.0 * ROUNDOFF)
@@ -356,10 +345,7 @@ def ring(step: int, own: float, past: np.ndarray, of_sum: bool) -> Taps:
 
 
 def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, float]:
-    """Bound the squared sensitivity over patterns of at most `most` steps that are at least `separation` apart.
-
-    The bounds do not include the rounding errors of the sums.
-    """
+    """Bound the squared sensitivity, except rounding, over patterns of <= `most` steps with gaps >= `separation`."""
     weights = _weights(lags, separation, most)
     upper, pattern = _heaviest(weights, separation, most)
     single = [int(np.argmax(lags[0]))]
@@ -372,11 +358,8 @@ def of_patterns(lags: np.ndarray, separation: int, most: int) -> tuple[float, fl
 
 
 def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
-    """Bound the largest squared sensitivity over patterns. A column of `patterns` lists one pattern's steps, then -1s.
-
-    A record that contributes the unit vector e_1 or -e_1 to each of its steps attains the lower bound. The signs are
-    chosen step by step. The bounds do not include the rounding errors of the sums.
-    """
+    """Bound the squared sensitivity, except rounding, over `patterns`; a column has one pattern's steps, then -1s."""
+    # a record that contributes e_1 or -e_1 to each step, with the signs below, attains the lower bound
     signs = np.ones(patterns.shape)
     lower, upper = np.zeros((2, patterns.shape[1]))
     for place, step in enumerate(patterns):
@@ -392,10 +375,7 @@ def of_all(lags: np.ndarray, patterns: np.ndarray) -> tuple[float, float]:
 
 
 def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> Iterator[tuple[int, ...]]:
-    """Yield patterns that begin with the steps `begun`, each continued until no later step can follow.
-
-    Patterns that could be continued need no check: one more step never lowers the sum of |(C^T C)_ij| over a pattern.
-    """
+    """Yield the patterns from `begun` that no step can prolong. A longer one never has a lower sum of |(C^T C)_ij|."""
     later = range(begun[-1] + separation if begun else 0, steps)
     if not later or len(begun) == most:
         yield begun
@@ -406,10 +386,7 @@ def _longest(begun: tuple[int, ...], steps: int, separation: int, most: int) -> 
 
 
 def _weights(lags: np.ndarray, separation: int, most: int) -> np.ndarray:
-    """Return for each step i the largest value of |G_ii| + 2 sum_j |G_ij| over the patterns that contain i, (n,).
-
-    Here G = C^T C, and the sum is over the steps j > i of the pattern.
-    """
+    """Return (n,): the largest |G_ii| + 2 sum_{j > i} |G_ij| over the patterns that contain step i, with G = C^T C."""
     magnitude = np.abs(lags)
     last = deque(_sums(magnitude[separation:], separation, most - 1), 1)
     return np.asarray(magnitude[0] + 2.0 * last.pop()[-1]) if last else magnitude[0]
@@ -431,14 +408,11 @@ def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, l
 
 
 def _sums(rows: np.ndarray, separation: int, most: int) -> Iterator[np.ndarray]:
-    """For each r, from the last row to the first, yield the elementwise largest sums of rows chosen from r, r + 1, ...
-
-    The chosen rows lie at least `separation` apart. Layer m of the yielded array has the largest sum of at most m rows.
-    If `most` limits no choice, there are only layers 0 and 1, and layer 1 has the largest sum of any number of rows.
-    """
+    """Yield for r = n - 1, ..., 0 the largest sums, (layers, ...), of rows >= r with gaps >= `separation`."""
+    # layer m is for at most m rows; if `most` limits no choice, the last layer is layer 1, for any number of rows
     free = most * separation >= len(rows)
     later = deque([np.zeros(((1 if free else most) + 1, *rows.shape[1:]))] * separation, separation)
     for row in rows[::-1]:
-        before = later[0][1:] if free else later[0][:-1]  # the sums of rows that lie at least `separation` rows later
+        before = later[0][1:] if free else later[0][:-1]  # the sums of rows at least `separation` later
         later.append(np.concatenate([later[-1][:1], np.maximum(later[-1][1:], row + before)]))
         yield later[-1]
