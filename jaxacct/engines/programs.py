@@ -1,9 +1,7 @@
-"""This module compiles programs with XLA, keeps them on the disk, loads them from there, and announces compilations.
+"""Compiles programs with XLA, keeps them on the disk, and loads them from there (README.md, "Compiled programs").
 
 A kept program is native code that this process will run. So the folder and each file must belong to this user, and
-nobody else may write to them. A file's name is a hash of everything that its program depends on, so that programs of
-other versions or machines are never read. A program that is damaged or does not load counts as absent (README.md,
-"Compiled programs").
+nobody else may write to them. A file's name is a hash of everything that its program depends on.
 """
 
 from __future__ import annotations
@@ -36,13 +34,10 @@ from jaxacct.engines import devices
 Run = Callable[..., Sequence[Any]]
 """A program: a function from the leaves of its arguments (arrays on one device) to the leaves of the answer."""
 
-# The folder of kept programs, and the files in it
-
 VARIABLE = "JAXACCT_CACHE_DIR"
 """Environment variable that names the folder of kept programs. If it is set to nothing, no programs are kept."""
 LIMIT_BYTES = 512 * 2**20
-"""Largest size of all kept programs together, in bytes. Beyond it the programs unused for longest are removed. One
-program takes 1 to 6 MiB."""
+"""Largest size of all kept programs together, in bytes. One program takes 1 to 6 MiB."""
 ENDING, WARM_ENDING = ".program", ".warm"
 """Endings of file names. ENDING: a kept program. WARM_ENDING: the empty file that `jaxacct warm` writes at its end."""
 TEMPORARY = ".unfinished-"
@@ -187,8 +182,7 @@ ROOMS = ("kernels", "engines", "mechanisms", "selection")
 FOUNDATIONS = ("core/floats.py",)
 """Modules outside of `ROOMS` whose constants get into compiled programs."""
 STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OMP|EIGEN|NPROC|LLVM)_")
-"""Names of environment variables that may change what compilers produce. A kept program is loaded only if their values
-are the same. A needless name costs a compilation. A missing name would let a wrong program be loaded."""
+"""Environment variables that may change compiled programs. A missing name would let a wrong program be loaded."""
 HARMLESS = re.compile(
     r"cache|(^|_)log|traceback|timeout|dump|pprint|(^|_)platform|thread_guard|array_garbage|transfer_guard"
 )
@@ -235,9 +229,6 @@ def _machine() -> tuple[str, ...]:
     return (platform.machine(), platform.system(), str(threads), *lines)
 
 
-# Loading, keeping and compiling
-
-
 def load(folder: Path, label: str, device: Any) -> Run | None:
     """Return the program kept under a label; None if no program is kept, or it is damaged, or it does not load."""
     payload = read(path_of(folder, label, device))
@@ -260,11 +251,7 @@ def load(folder: Path, label: str, device: Any) -> Run | None:
 def prepare(
     function: Callable[..., Any], options: dict[str, Any] | None, label: str, leaves: list[Any], tree: Any, device: Any
 ) -> Run:
-    """Load the program of `function` for arguments with the shapes of `leaves`, or compile it. Return the program.
-
-    label : text that names everything on which the program depends, except sources, versions and the machine.
-    device : None for the default device.
-    """
+    """Load or compile `function` for arguments with the shapes of `leaves`. `path_of` says what `label` names."""
     if device is None:
         device = jax.device_put(0.0).device  # the default device
     folder = _folder(create=True) if isinstance(device, jax.Device) and _own(tree) else None
@@ -297,14 +284,12 @@ STEP_SECONDS = 1.0
 
 
 def kept_step(
-    lowered: jax.stages.Lowered, label: str, run_on: list[Any], trial: Callable[[jax.stages.Compiled], Any]
+    lowered: jax.stages.Lowered,
+    label: str,
+    run_on: list[Any],  # the program's devices, in the order of their mesh
+    trial: Callable[[jax.stages.Compiled], Any],  # runs a loaded copy of a new program before the program is kept
 ) -> Any:
-    """Return the compiled form of a lowered training step: the program kept under a label, or a new one.
-
-    A new program is kept if compiling took at least STEP_SECONDS seconds, and if `trial` can run a copy that was loaded
-    from the serialised program. If the user has set JAX's own cache, no program is kept here. `run_on` are the
-    program's devices, in the order of their mesh.
-    """
+    """Return the compiled form of a lowered training step: the program kept under a label, or a new one."""
     folder = _folder(create=True) if jax.config.values["jax_compilation_cache_dir"] is None else None
     path = None if folder is None else path_of(folder, f"step {label}", devices.local()[0])
     open_ = functools.partial(
@@ -328,10 +313,7 @@ def kept_step(
 
 
 def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
-    """Write a program to the disk. Return whether it is kept.
-
-    If JAX's own cache is on, the written program is loaded and run once. If this fails, its file is removed.
-    """
+    """Write a program to the disk. Return whether it is kept: if JAX's own cache is on, only if it loads and runs."""
     try:
         executable: Any = compiled.runtime_executable()
         payload = executable.client.serialize_executable(executable)
@@ -420,8 +402,6 @@ def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax
         return lowered.compile(compiler_options=known(**options or {}))  # without the options that this XLA lacks
 
 
-# The time that preparing programs takes, and the line on standard error that announces it
-
 NOTICE_SECONDS = 1.0
 """Seconds of compiling after which a line on standard error tells the user about it."""
 
@@ -505,9 +485,6 @@ def _shown() -> bool:
     return not devices.quiet() and (progress.on_terminal() or progress.in_notebook())
 
 
-# The class and the functions for users
-
-
 @dataclass(frozen=True)
 class CacheInfo:
     """Compiled programs on the disk and in this process, as `jaxacct.cache_info` returns them.
@@ -551,9 +528,8 @@ class CacheInfo:
 def cache_info() -> CacheInfo:
     """Return where compiled programs are kept, how large they are, and what this process has loaded and compiled.
 
-    XLA compiles a kernel once for each machine. The program is then kept in the folder that ``$JAXACCT_CACHE_DIR``
-    names, else in ``jaxacct`` under ``$XDG_CACHE_HOME`` or ``~/.cache``. If the variable is set and empty, programs are
-    not kept. A folder is used only if it belongs to this user and nobody else may write to it.
+    Programs are kept in ``$JAXACCT_CACHE_DIR``, else in ``jaxacct`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
+    If the variable is set and empty, none are kept. The folder must be this user's, and nobody else may write to it.
 
     Returns
     -------
@@ -593,9 +569,7 @@ def cache_info() -> CacheInfo:
 
 
 def clear_cache() -> int:
-    """Remove every program that is kept on the disk. Programs in this process stay.
-
-    The folder is left alone where it is not safe to use (`jaxacct.cache_info` says why).
+    """Remove every program kept on the disk, unless the folder is unsafe. Programs in this process stay.
 
     Returns
     -------

@@ -1,8 +1,4 @@
-"""The questions that engines get, the answers that engines give, and the list of engines.
-
-An `Engine` answers for a batch of compositions, in one direction (such as remove). A `MechanismEngine` answers for a
-mechanism whose parts do not suffice for an answer, such as a private selection. `register` adds an engine to the list.
-"""
+"""The questions that engines get, the answers that engines give, and the list of engines."""
 
 from __future__ import annotations
 
@@ -92,19 +88,17 @@ class Engine(ABC):
 
 
 class MechanismEngine(ABC):
-    """A way to compute epsilon and delta of a mechanism as a whole, in all directions of a relation."""
+    """A way to compute epsilon and delta of a mechanism whose parts do not suffice, in all directions of a relation."""
 
     name: ClassVar[str]
     cost: ClassVar[float] = 0.0  # engines of cost 0 come before engines of compositions, in order of registration
     classes: ClassVar[tuple[type[Mechanism], ...]]  # the classes of mechanisms that the engine may answer for
     steps: ClassVar[tuple[type[Mechanism], ...]] = ()
-    """Classes of steps. If any is named, the engine is asked only if a composition has a step of one of these classes
-    and this step's `ordinary()` is False (its parts do not suffice for an answer)."""
+    """If not empty, the engine is asked only if a composition has a step of these whose `ordinary()` is False."""
     relations: ClassVar[tuple[str, ...]] = RELATIONS  # the engine is asked only under these relations
     if_engine_is_named: ClassVar[str] = "refuses"
     """What happens if a user names an engine of compositions. "refuses": InputError is raised. "stands back": the named
-    engine answers from the mechanism's parts, which bound the mechanism as well. "answers": this engine answers. If it
-    needs answers about other mechanisms, it asks the named engine for them."""
+    engine answers from the parts, which are a bound too. "answers": this engine answers, and may ask the named one."""
 
     def supports(self, question: MechanismQuestion) -> bool:
         """Return whether the engine answers this question. It is asked only about mechanisms of its `classes`."""

@@ -50,11 +50,13 @@ def largest_loss(parts: Components) -> LargestLoss:
     return LargestLoss(np.fmax(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))
 
 
-def limits(quantity: str, parts: Components, target: np.ndarray, slack: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower, upper) bounds of "epsilon" at delta = `target`, or of "delta" at epsilon = `target`.
-
-    slack : relative error of `target` if it is a delta. The given or returned delta leaves out the mass at infinity.
-    """
+def limits(
+    quantity: str,  # "epsilon" or "delta"
+    parts: Components,
+    target: np.ndarray,  # the given delta or epsilon
+    slack: np.ndarray,  # relative error of a given delta
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (lower, upper) bounds of `quantity` at `target`. Deltas leave out the mass at infinity."""
     log_p, log_q = _tests(parts)
     with np.errstate(all="ignore"):
         above = largest_loss(parts).above
@@ -112,8 +114,8 @@ def _sampled(
     sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     s, root = 1.0 / sigma, np.sqrt(n)
-    # Tests on the sum of the outputs, in units of the standard deviation that this sum has if no step samples the
-    # record. `low` is Chernoff's upper bound of log Pr[sum <= x] under the mixture.
+    # Tests on the sum of the outputs, divided by sigma sqrt(n). `low` is Chernoff's upper bound of log Pr[sum <= x] if
+    # the outputs are mixtures.
     spread = np.sqrt(1.0 + q * (1.0 - q) * s * s)
     x = np.where(removing, root * q * s - DEVIATIONS * spread, DEVIATIONS)
     v = np.maximum(root * q * s - x, 0.0) / root
@@ -123,8 +125,7 @@ def _sampled(
     of_mixture = np.where(low < -LOG_ERROR, np.log(-np.expm1(np.minimum(low, -LOG_ERROR))) - LOG_ERROR, -np.inf)
     log_p = np.where(removing, of_mixture, np.log(_BELOW) - LOG_ERROR)
     log_q = np.where(removing, _crude_tail(x * (1.0 - LOG_ERROR)), low)
-    # Tests on the number of outputs above u, which lies one standard deviation below the mean output of a step that
-    # samples the record. Under the mixture an output lies above u with a chance of at least q Phi(1).
+    # Tests on the number of outputs above u sigma. Under the mixture an output is above it with a chance >= q Phi(1).
     u = (s - 1.0) * (1.0 - LOG_ERROR)
     hit, tail = np.log(q) + math.log(_HIT), np.minimum(_crude_tail(u), -math.log(2.0))
     zero = np.zeros_like(u)
@@ -136,8 +137,7 @@ def _sampled(
     k = np.ceil(np.concatenate([expected - 6.0 * np.sqrt(expected), expected - 2.0 * np.sqrt(expected), zero + 1.0], 1))
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
-    # Test for add: all outputs lie at least four standard deviations below the mean output of a step that samples the
-    # record. Under Q, the mixture, this happens almost only if no step samples the record.
+    # Test for add: no output exceeds (s - 4) sigma. A step that samples the record nearly always does, under Q.
     none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + LOG_ERROR)
     never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - LOG_ERROR)
     counts = [np.where(removing, above[0], none), np.where(removing, above[1], np.minimum(never, 0.0))]
@@ -193,10 +193,7 @@ def chance(log_p: np.ndarray, log_rest: np.ndarray, error_p: np.ndarray, error_r
 
 
 def _divergence(n: np.ndarray, k: np.ndarray, hit: Chance) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return D = n kl(k/n, p), `log sqrt(n/(2 pi k (n-k))) - D`, and a bound on the error of each of the two.
-
-    kl(x, p) is the Kullback-Leibler divergence between Bernoulli laws with probabilities x and p. `hit` holds p.
-    """
+    """Return D = n kl(k/n, p), `log sqrt(n/(2 pi k (n-k))) - D`, and a bound on each error. README.md defines kl."""
     x = k / n
     with np.errstate(divide="ignore", invalid="ignore"):
         at_hits = np.where(k > 0, k * np.log(np.where(k > 0, x, 1.0)), 0.0)
@@ -226,10 +223,7 @@ def log_tail_above(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
 
 
 def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
-    """Return a lower bound of log Pr[N >= k], with N and k as in `log_tail_above`.
-
-    It is the larger of log(sum of the tail's first terms) and log(1 - b), where b is an upper bound of Pr[N < k].
-    """
+    """Return a lower bound of log Pr[N >= k]: from the tail's first terms, or from an upper bound of Pr[N < k]."""
     _, log_term, error = _divergence(n, k, hit)
     fewer, _, off = _divergence(n, k - 1.0, hit)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -240,7 +234,7 @@ def log_tail_below(n: np.ndarray, k: np.ndarray, hit: Chance) -> np.ndarray:
         term = np.where(rest > 0, term, np.where(k == n, last, -np.inf))
         odds = np.exp(np.minimum(hit.log_p - hit.log_rest - hit.error_p - hit.error_rest, 700.0)) * (1.0 - 1e-12)
         total = factor = np.ones_like(term)
-        # Add the next 16 terms of the tail. They are nearly all of its rest if the mean of N is small.
+        # add the next 16 terms of the tail, which are nearly all of it if the mean of N is small
         for j in range(16):
             factor = factor * np.maximum(rest - j, 0.0) / (k + j + 1.0) * odds * (1.0 - 1e-14)
             total = total + np.where(np.isfinite(factor), factor, 0.0)

@@ -1,8 +1,6 @@
 """Bounds without an engine: lower bounds by tests on the outputs, upper bounds by theorems (README.md, "Theorems").
 
-These bounds answer where no engine does, and they check the answers of engines. The contour and the lattice engine
-compute their answers without this code. Probabilities are kept as logarithms, so that even e^{-10^300} does not
-underflow. Tests bound probabilities under P from below, and under Q from above. Upper bounds are rounded up.
+They answer where no engine does. They check the contour and the lattice engine, which do not use this code.
 """
 
 from __future__ import annotations
@@ -25,8 +23,7 @@ QUANTILES = np.array([-8.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0,
 DEVIATIONS = np.array([1e4, 100.0, 8.0, 4.0, 2.5, 1.5, 0.7, 0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0, -9.0, -12.0])
 """Thresholds of counts and sums: distances from the mean under P towards the mean under Q, in standard deviations."""
 TAIL_NATS = np.array([2.0, 5.0, 10.0, 20.0, 40.0, 80.0, 200.0, 600.0])
-"""A test counts the steps in which some event occurs. For each x in TAIL_NATS, one threshold is tried. The count
-exceeds it with a probability of about e^-x."""
+"""For each x, tests on counts try a threshold that the count exceeds with a probability of about e^-x."""
 LOG_ERROR = 1e-12
 """Absolute rounding error that is allowed for the logarithm of a probability."""
 EXP_ERROR = 1024.0 * ROUNDOFF
@@ -80,8 +77,7 @@ def rare_step_epsilon(parts: Components, delta: np.ndarray) -> np.ndarray:
     for sigma, q, n in _gaussians(parts):
         present = known & (n > 0)
         several = present & removing & (n > 1)
-        # Find the epsilon of one step at delta, and at (1 + m) delta/n for several margins m, all in one call, which is
-        # faster. A margin makes up for the term (n - 1) p d that `_any_step` subtracts.
+        # epsilon of one step at delta and at (1 + m) delta/n: m makes up for the term that `_any_step` subtracts
         margins = np.array([1.0 + m for m in (1e-9, 1e-6, 1e-3, 0.1, 1.0, 10.0)] if several.any() else [])[:, None]
         share = delta / np.maximum(n, 1.0) * margins
         # A delta below 1e-306 is near the end of float64's range and has no relative accuracy, so it is not used.
@@ -109,17 +105,13 @@ def rare_step_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray, eps: np.ndarray) -> np.ndarray:
-    """Return a lower bound of delta. For remove: n (delta_1(eps) - (n - 1) p d), or 0 if this is negative. For add: 0.
-
-    The test on all n steps accepts if the best test of any step accepts (README.md). delta_1 is the delta of one step.
-    The best test of one step attains delta_1. It accepts with probability p under P, and p - d under Q.
-    """
+    """Return a lower bound of delta by "any step" (README.md): n (delta_1(eps) - (n - 1) p d) for remove, 0 for add."""
     single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
     with np.errstate(all="ignore"):
         s = 1.0 / sigma
         odds = np.where(eps > 1.0, eps - np.log(q), np.log1p(np.expm1(np.minimum(eps, 1.0)) / q))
         u = (odds * sigma + 0.5 * s) * (1.0 - 64.0 * ROUNDOFF)
-        # u is rounded down and the tails are rounded up, so that `p` and `d` bound the best test's p and d from above.
+        # u is rounded down and the tails are rounded up, so that `p` and `d` are upper bounds
         (far, wrong), (near, off) = log_tail(u, 0.0 * s), log_tail(u, s)
         d = np.exp(np.log(q) + near + off) * (1.0 + EXP_ERROR)
         p = (np.exp(far + wrong) + d) * (1.0 + EXP_ERROR)
@@ -131,8 +123,7 @@ def _log_survival(parts: Components) -> np.ndarray:
     """Return (B,) the log of the probability that every loss is finite, rounded down; 0 where all losses are finite."""
     atoms = parts.finite_mass.shape[2]
     left = np.sum(parts.finite_mass, axis=2)
-    # `wrong` bounds the error of the mass at infinity: `infinity_units` * ROUNDOFF times this mass. The mass is at most
-    # 1 - `left` plus the rounding error of the sum `left`, which is at most 2 * `atoms` * ROUNDOFF.
+    # `wrong` bounds the error of the mass at infinity, which is 1 - `left` up to the error 2 * `atoms` * ROUNDOFF
     wrong = parts.infinity_units[:, None] * ROUNDOFF * (np.maximum(1.0 - left, 0.0) + 2.0 * atoms * ROUNDOFF)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         each = np.where(parts.finite_n > 0, parts.finite_n * wrong / left, 0.0)
@@ -175,8 +166,7 @@ def _counts(n: np.ndarray, under_p: Chance, under_q: Chance) -> Tests:
     under_p, under_q = (Chance(*(x[:, :, None] for x in hit)) for hit in (under_p, under_q))
     expected = n * np.exp(under_p.log_p)
     k = np.ceil(expected - DEVIATIONS * np.sqrt(expected * np.exp(under_p.log_rest)))
-    # If the event is expected in few steps, the thresholds k above miss the tail of the count. So add the thresholds
-    # `few`, which a rough formula for the tail of a Poisson law gives.
+    # if the event is rare, the thresholds above miss the count's tail: add `few`, rough quantiles of a Poisson law
     few = np.ceil(TAIL_NATS / np.maximum(1.0 - np.log(expected), 1.0))
     k = np.concatenate([k, few, np.ones_like(expected), np.broadcast_to(n, expected.shape)], axis=2)
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
@@ -202,8 +192,7 @@ def gaussian_counts(parts: Components, sigma: np.ndarray, q: np.ndarray, n: np.n
     def normal(side: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return log_tail(side * u, 0.0 * s)
 
-    # remove: the mixture is P, and large outputs are likelier under P. add: the mixture is Q, and small outputs are
-    # likelier under P.
+    # remove: P is the mixture, so large outputs are likelier under P. add: Q is the mixture, so small ones are.
     removing = parts.sign[:, None] > 0
     side = np.where(removing, 1.0, -1.0)
     tails = ((law(side), law(-side)) for law in (mixture, normal))
@@ -248,18 +237,13 @@ def _log_mixture_below(n: np.ndarray, q: np.ndarray, s: np.ndarray, x: np.ndarra
 
 
 def laplace_counts(parts: Components, column: int) -> Tests:
-    """Return tests on the number of steps whose loss without sampling is at least v, for several v in (-1/b, 1/b].
-
-    b is the scale of the noise. In a step without sampling the loss is at least v with probability 1 - e^{(v -
-    1/b)/2}/2 under P, and with probability e^{-(v + 1/b)/2}/2 under Q.
-    """
+    """Return tests on the number of steps whose loss without sampling is at least v, for several v."""
     scale, q, n = (x[:, column] for x in (parts.laplace_scale, parts.laplace_q, parts.laplace_n))
     edge, rate = 1.0 / scale[:, None], q[:, None]
     removing = parts.sign[:, None] > 0
-    # A step is counted if its loss without sampling is at least v = edge - drop, where 0 <= drop < 2 edge.
+    # v = edge - drop, where 0 <= drop < 2 edge
     drop = np.minimum([0.0, 1e-3, 1e-2, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], 1.999 * edge)
-    # `near` and `far` are the log probabilities of a counted loss under P and under Q, in a step without sampling.
-    # `near_rest` and `far_rest` are the log probabilities of all other losses.
+    # log Pr[loss >= v] without sampling under P (`near`) and under Q (`far`); the `_rest` of each is log Pr[loss < v]
     near = np.log1p(-0.5 * np.exp(-0.5 * drop))
     near_rest = -np.log(2.0) - 0.5 * drop
     far = -np.log(2.0) - edge + 0.5 * drop
@@ -287,15 +271,13 @@ def finite_counts(parts: Components, column: int) -> Tests:
     p = np.log(p / p[:, -1:])
     q_terms = np.where(mass > 0.0, np.log(mass) - loss, -np.inf)
     other = np.logaddexp.accumulate(q_terms, axis=1)
-    # Take the losses of at most 24 atoms as thresholds.
     take = np.unique(np.linspace(0, loss.shape[1] - 1, min(loss.shape[1], 24)).astype(int))
     p, other, loss = p[:, take], other[:, take], np.abs(loss[:, take])
     error = LOG_ERROR + 8.0 * ROUNDOFF * (mass.shape[1] + np.abs(p))
     error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
-    # The mass below a threshold is 1 minus the mass from the threshold on, so both have the same absolute error.
-    # `spread` and `spread_q` bound the error of the logarithm of the mass below, under P and under Q.
+    # `spread` and `spread_q`: errors of log(mass below v). This mass has the absolute error of the mass from v on.
     spread, spread_q = (
         _grown(x * (1.0 + np.exp(-rest))) for x, rest in ((error, p_rest), (error_q * np.exp(other), other_rest))
     )
@@ -339,9 +321,9 @@ def _all_gaussians(parts: Components) -> np.ndarray:
 
 
 def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
-    """Return, rounded up, mu of all Gaussians, if each sampled Gaussian samples the record in at most k of its steps.
+    """Return mu of all Gaussians, rounded up, if each sampled one samples the record in at most some k of its steps.
 
-    Each has a k of its own. The chance that any of them samples the record in more steps than its k is <= e^log_share.
+    The chance that any of them samples the record in more steps than its k is at most e^log_share.
     """
     columns = parts.gauss_n.shape[1]
     present = np.maximum(np.sum(parts.gauss_n > 0, axis=1), 1)
@@ -396,10 +378,7 @@ def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Return (B,) the least of several upper bounds of epsilon.
-
-    delta : the target without the mass at infinity, known up to a relative error of `slack`.
-    """
+    """Return (B,) the least of several upper bounds of epsilon. `delta` lacks mass at infinity, has error `slack`."""
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
     bounded = largest_loss(parts).above
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

@@ -1,10 +1,7 @@
 """Epsilon and delta of two steps of the Poisson sampled Gaussian mechanism.
 
-delta is the mean of the second step's profile h over the first step's output u. h has a closed form, and the mean is
-computed cell by cell. README.md ("Two steps") has the proof and defines G, h, C and mix. The step with the smaller
-total variation is taken first, which makes the integrand G smoother. The bracket of epsilon starts as [0, largest
-loss]. The upper end moves to a number eps only if the upper bound of delta at eps is at most the target delta. The
-lower end moves to eps only if the lower bound of delta at eps is at least the target delta.
+delta is the mean of the second step's profile h over the first step's output u, computed cell by cell. The proof, and
+the definitions of G, h, C and mix, are in README.md, "Two steps".
 """
 
 from __future__ import annotations
@@ -23,8 +20,7 @@ from jaxacct.mechanisms.loss_components import Components
 LONGEST_CELL = 0.25
 """Largest length of a cell (an interval of the first step's output), in standard deviations of that step's noise."""
 LARGEST_TURN = 2.0
-"""Largest w (|u| + 2 s) of a cell: w is its length, u an output in it, and s = 1/sigma of the first step. The
-quadrature over a longer cell would be inaccurate."""
+"""Largest w (|u| + 2 s) of a cell of length w at an output u, where s = 1/sigma. The quadrature needs this limit."""
 WEIGHT_ERROR = 2e-14
 """Relative error of a cell's weights, from the quadrature and from the rounding of its ten terms and their sum."""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
@@ -41,12 +37,11 @@ TAIL_SHARE = 1e-10
 GROWTH = 0.2
 """Largest rate at which the length of the cells changes with the first step's output u."""
 POINTS_BEYOND = 12
-"""Cells reach this many survey points farther right than one eps needs, because the need moves with eps."""
+"""Cells reach this many survey points farther right than one eps needs: for add the profile's zero moves with eps."""
 REACH = 39.0
 """Number of standard deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
-"""Survey points around a possible kink, as distances from the kink in y = s u - s^2/2. Here u is the first step's
-output, and s = 1/sigma of the first step."""
+"""Survey points around a possible kink, as distances from the kink in y = s u - s^2/2 (`first_loss`)."""
 _WIDE = np.linspace(-REACH, REACH, 105)
 """Survey points around each mode of the first step's output: distances from the mode in standard deviations."""
 WIDE = 1e-6
@@ -58,12 +53,11 @@ LEAST_BOUND = 1e-305
 FARTHEST = 30.0
 """In `_search`, lower bounds of log(delta/target) are raised to -FARTHEST, and upper bounds lowered to FARTHEST."""
 NEAR = 0.05
-"""Let `v = log(eps/(top - eps))`, where `top` is an upper bound of epsilon. `_rough` stops where |log(delta/target)|
-and the step in v that would follow are both below NEAR. `_search` stops only after a step in v below NEAR."""
+"""Both searches stop where a step in v (see `_search`) is below NEAR, `_rough` only if |log(delta/target)| is too."""
 
 
 def _steps(parts: Components) -> Steps:
-    """Return the two steps of every row. The step with the larger total variation comes second."""
+    """Return the two steps of each row, that of larger total variation second, which makes the integrand G smoother."""
     order = np.argsort(-parts.gauss_n, axis=1, kind="stable")
     most, other = order[:, :1], order[:, :2][:, -1:]
     twice = np.take_along_axis(parts.gauss_n, most, 1) == 2
@@ -81,7 +75,6 @@ def _in_blocks(solve: Callable[..., Answer], parts: Components, enough: np.ndarr
     answer = Answer(np.zeros(size), np.zeros(size), np.full(size, np.inf))
     steps = _steps(parts)
     with np.errstate(all="ignore"):
-        # the number of cells of a row in the first round, and in the second, which solves only rows with wide brackets
         for count in (800, 5000):
             wide = np.flatnonzero(~((answer.upper * (1.0 - WIDE) <= answer.lower) | (answer.upper <= enough)))
             for start in range(0, wide.size, CELLS_AT_A_TIME // count):
@@ -98,10 +91,7 @@ def delta(parts: Components, eps: np.ndarray) -> Answer:
 
 
 def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
-    """Return bounds of epsilon. A row whose upper bound is at most `floor` is not solved again with more cells.
-
-    slack : the largest relative error of the given `delta`.
-    """
+    """Return bounds of epsilon. Those up to `floor` may stay wide. `slack`: largest relative error of `delta`."""
     return _in_blocks(_epsilon, parts, np.maximum(floor, 0.0), delta, slack, floor)
 
 
@@ -132,11 +122,7 @@ class _Found:
         self.lower, self.upper = np.zeros_like(delta), _largest(steps)
 
     def look(self, made: Cells, eps: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bound delta at eps in `rows` by the cells `made`. Return log(lower bound/target) and log(upper bound/target).
-
-        The target is the given delta. Where the lower bound is at least the target, raise the lower end of the bracket
-        to eps. Where the upper bound is at most the target, lower the upper end of the bracket to eps.
-        """
+        """Bound delta at eps, and narrow the bracket. Return log(lower bound/target) and log(upper bound/target)."""
         low, high = bounds(self.steps.take(rows), made, eps)
         large, small = self.large[rows], self.small[rows]
         self.lower[rows] = np.where(low >= large, np.maximum(self.lower[rows], eps), self.lower[rows])
@@ -166,22 +152,14 @@ def _epsilon(steps: Steps, count: int, delta: np.ndarray, slack: np.ndarray, flo
 
 def _search(
     found: _Found,
-    asked: np.ndarray,
+    asked: np.ndarray,  # indices in `found` of the rows to search; the arguments after `count` hold only these rows
     count: int,
     delta: np.ndarray,
     slack: np.ndarray,
-    least: np.ndarray,
-    excess: np.ndarray,
+    least: np.ndarray,  # estimate of delta(0)
+    excess: np.ndarray,  # log(delta(0)/target), or NaN where it is unknown
 ) -> np.ndarray:
-    """Estimate epsilon, and then bound epsilon near the estimate. Store the bounds in `found`, and return the estimate.
-
-    Newton's method solves for `v = log(eps/(top - eps))`, where `top` is an upper bound of epsilon. Each row stops by
-    its own numbers, so that its answer does not depend on the other rows.
-
-    asked : the indices, in `found`, of the rows to search. The arguments after `count` hold these rows only.
-    least : estimate of delta(0).
-    excess : log(delta(0)/target) in rows where `_epsilon` bounded delta(0) by cells, NaN in the other rows.
-    """
+    """Estimate epsilon by Newton's method in v = log(eps/(top - eps)), return this, and bound epsilon in `found`."""
     steps = found.steps.take(asked)
     mu = np.hypot(1.0 / steps.sigma, 1.0 / steps.second_sigma)[:, 0]
     top = np.fmin(closed_form.simple_epsilon(mu, np.log(delta), slack).upper, _largest(steps))
@@ -189,7 +167,7 @@ def _search(
     v, slope = _rough(steps, np.log(delta) + bias, top, least)
     before, value, gap = np.full_like(v, -np.inf), excess.copy(), np.zeros_like(v)
     rows = np.arange(asked.size)
-    for turn in range(12):  # at most 12 steps towards epsilon
+    for turn in range(12):  # at most 12 steps; each row stops by its own numbers, so no row depends on another
         eps = top[rows] * special.expit(v[rows])
         part = _made(steps.take(rows), eps, count)
         if turn == 0:
@@ -233,18 +211,13 @@ def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarra
 
 
 def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return a v at which an estimate of delta is near the target, and the slope of log delta at this v.
-
-    `_search` defines v. The steps are secant steps in an interval. delta falls by at most 1 per unit of e^eps. If delta
-    fell at this rate from eps = 0, it would reach the target near the left end of the interval. The interval is
-    bisected instead if the secant step would leave it, or if the last step did not halve |log(delta/target)|.
-    """
+    """Return a v (as in `_search`) where an estimate of delta is near the target, and the slope of log delta there."""
 
     def value(v: np.ndarray, rows: np.ndarray) -> np.ndarray:
         estimate = surveyed(steps.take(rows), top[rows] * special.expit(v)).delta
         return np.log(np.maximum(estimate, LEAST_BOUND)) - log_delta[rows]
 
-    excess = 0.9 * (least - np.exp(log_delta))
+    excess = 0.9 * (least - np.exp(log_delta))  # left end for eps, since delta falls by at most 1 per unit of e^eps
     low = np.clip(excess, 1e-9 * np.exp(log_delta), 0.5 * top)
     a = np.log(low / (top - low))
     b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)  # at v = 37, eps equals `top` in float64
@@ -257,6 +230,7 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
         v[rows], at[rows] = new[rows], risen
         a[rows], b[rows] = np.where(risen > 0.0, v[rows], a[rows]), np.where(risen > 0.0, b[rows], v[rows])
         step = _moved(v, -at / slope)
+        # bisect if the secant step leaves the interval, or if the last step did not halve |log(delta/target)|
         new = np.where((step > a) & (step < b), step, 0.5 * (a + b))
         new[rows] = np.where(nearer | (turn < 2), new[rows], 0.5 * (a + b)[rows])
         rows = np.flatnonzero(~((np.abs(at) < NEAR) & (np.abs(at / slope) < NEAR)) & (b - a > 1e-6))
@@ -281,8 +255,7 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
     s = 1.0 / steps.sigma
     signed = np.where(steps.removing, eps, -eps)
     knee = np.log1p(-steps.q) - np.log(steps.q)
-    # L is the first step's loss. The integrand may have a kink at the output where L = eps, and at the output where
-    # eps - L reaches the finite end of the range of the second step's loss.
+    # kinks of the integrand: the first step's loss L is eps, or eps - L is the finite end of the second step's losses
     places = [_exponent(steps, loss) for loss in (signed, signed - np.log1p(-steps.second_q))]
     centres = [(np.where(np.isfinite(y), y, knee) / s + 0.5 * s) + _ABOUT / s for y in (knee, *places)]
     u = np.concatenate([_WIDE + 0.0 * s, _WIDE + s, *centres], axis=1)
@@ -328,11 +301,10 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
     density = _density(steps, eps[:, None], survey)
     density = np.maximum(density[:, :-1], density[:, 1:])
     far = np.maximum(np.abs(u[:, :-1]), np.abs(u[:, 1:]))
-    # `least` is the least number of cells per unit of u. A cell that overlaps two intervals of the survey gets a width
-    # between the widths that the two allow. The factor 1.02 makes this width short enough for both.
+    # the least number of cells per unit of u; 1.02 keeps a cell across two survey intervals short enough for both
     least = 1.02 * np.maximum((far + 2.0 * s) / LARGEST_TURN, 1.0 / LONGEST_CELL)
     used = np.sum(least * width, axis=1, keepdims=True)
-    # 70 % of the cells are distributed by the density. The other cells make the widths change gradually.
+    # 70 % of the cells follow the density, and the others make the widths change gradually
     every = least + density * _share(0.7 * count - used, density * width)
     extra = np.maximum(every, 1.0 / _graded(u, 1.0 / every)) - least
     total = np.cumsum((least + extra * _share(count - used, extra * width)) * width, axis=1)
@@ -380,24 +352,18 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
     logs = -0.5 * survey.u**2 + 2.0 * y + bend + np.log(np.maximum(rate, 1e-300))
     logs = 0.25 * np.where(np.isnan(logs), -np.inf, logs)
     top = np.max(logs, axis=1, keepdims=True)
-    # The density is divided by its largest value. A quotient below e^-20 is raised to e^-20, so cells are everywhere.
+    # at least e^-20, so that cells are everywhere
     return np.exp(np.maximum(logs - np.where(np.isfinite(top), top, 0.0), -20.0))
 
 
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays (B, S): whether cells are needed to the left, and to the right, of each point of the survey.
-
-    No cells are needed if all outputs on that side add at most TAIL_SHARE of delta to the error of delta.
-    """
+    """Return whether cells are needed left, right of each point: if that side adds over TAIL_SHARE delta of error."""
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
     below, above = ((1.0 - q) * special.ndtr(-side * u) + q * special.ndtr(-side * (u - s)) for side in (-1.0, 1.0))
     left, right = below * survey.left > enough, above * survey.right > enough
-    # Make both arrays monotone along the points. A large rounding error of the second step's profile may have kept
-    # them from being monotone.
+    # make both monotone along the points, in spite of rounding errors of the second step's profile
     left, right = np.maximum.accumulate(left, axis=1), np.maximum.accumulate(right[:, ::-1], axis=1)[:, ::-1]
-    # In the add direction the profile may be 0 beyond some output. This output moves with eps, so POINTS_BEYOND more
-    # points on the right need cells.
     right[:, POINTS_BEYOND:] |= right[:, :-POINTS_BEYOND]
     return left, right
 
@@ -435,19 +401,15 @@ class Cells(NamedTuple):
 
 
 def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return log mix, the first step's log likelihood ratio at the output u, and a bound on the error of log mix.
-
-    The error has two parts. First, `y = s u - s^2/2` has an error of at most 4 ROUNDOFF (|s u| + s^2). This error
-    changes log mix by q z/mix times as much, where z = e^y. Second, computing log mix from y adds an error of 16
-    ROUNDOFF times `rounding`. Where log mix is computed as log1p(q (z - 1)), `rounding` is |log mix|. Elsewhere
-    `rounding` is 1 + |log mix| + |log q| + |y| q z/mix.
-    """
+    """Return log mix, the first step's log likelihood ratio at the output u, and a bound on the error of log mix."""
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)
     part = q * np.expm1(np.minimum(y, LARGEST_EXPONENT))
     small = np.abs(part) <= 0.5
     far = np.logaddexp(np.log1p(-q), np.log(q) + y)
     loss = np.where(small, np.log1p(np.where(small, part, 0.0)), far)
+    # y has an error <= 4 ROUNDOFF (|s u| + s^2), which changes log mix by `share`, q e^y/mix, times as much. Computing
+    # log mix from y adds an error of 16 ROUNDOFF times `rounding`.
     share = np.exp(np.minimum(np.log(q) + y - loss, 0.0))
     off = share * 4.0 * ROUNDOFF * (np.abs(s * u) + s * s) * 1.01
     rounding = np.where(small, np.abs(loss), 1.0 + np.abs(loss) + np.abs(np.log(q)) + np.abs(y) * share)
@@ -531,8 +493,8 @@ def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     value, mu2 = shifted(steps, t), np.square(1.0 / steps.second_sigma)
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))
     with np.errstate(over="ignore", invalid="ignore"):
-        # lambda is `value`. Its derivative in t is e^t/(q_2 + e^t - 1) = 1 + (1 - q_2) e^-lambda/q_2. An error of up
-        # to .09 in lambda raises this derivative by at most 10 %. The factor 1.1 allows for that.
+        # `value` is lambda. Its derivative in t is 1 + (1 - q_2) e^-lambda/q_2. An error of up to .09 in lambda raises
+        # it by at most 10 %, hence the factor 1.1.
         inverse = np.exp(-value)
         moved = 1.1 * off * (1.0 + (1.0 - steps.second_q) / steps.second_q * inverse)
         moved += 16.0 * ROUNDOFF * (np.abs(value) + np.where(t < 0.0, inverse, 0.0))
