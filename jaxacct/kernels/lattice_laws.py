@@ -18,8 +18,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, namespace
 
 REACH = 38.0
-"""The grid spans this many standard deviations on either side of each mode of the P-density. The mass of a tail beyond
-the grid is at most 2.9e-316, less than what underflow may lose anyway."""
+"""The grid's reach about each mode of P, in standard deviations. A tail beyond, <= 2.9e-316, may underflow anyway."""
 PANELS = 4096
 """Number of quadrature panels about the modes, before nodes divide them. Their errors are below rounding errors."""
 QUADRATURE_ORDER = 5
@@ -444,7 +443,6 @@ def _convex_minorant(jump: Array, back: Array, first: Array, last: Array) -> Arr
         return xp.where(inner & (x < 0), x, 0.0)
 
     def going(state: tuple[Array, Array]) -> Array:
-        # After 32 sweeps the remaining negative masses are left to `cancelled`.
         return (state[0] < 32) & xp.any(negative(state[1]) < 0)
 
     def sweep(state: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -67,8 +67,7 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
     # log1p(q expm1(y)) is off by a few roundoffs, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels
-    # (`low`). For a `low` y, log((1 - q) + q e^y) is used. For a `high` y, y + log(q + (1 - q) e^-y) is used. The
-    # two terms of this sum cancel if q e^y < 1, so such a y does not count as `high`.
+    # (`low`). The terms of y + log(q + (1 - q) e^-y) cancel if q e^y < 1, so such a y does not count as `high`.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))

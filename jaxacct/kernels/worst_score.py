@@ -41,13 +41,12 @@ class Resolution(NamedTuple):
 GLANCE = Resolution(24, 4, 64, 16, (24, 64))
 """The coarsest resolution. It serves to decide whether the second direction can leak more than the first direction."""
 QUICK = Resolution(36, 6, 80, 24, (36, 96))
-"""The usual resolution of the first evaluation. The resolutions below take longer and give narrower brackets."""
+"""The usual resolution of the first evaluation. Each resolution below serves for brackets that are still too wide."""
 STEADY = Resolution(60, 6, 120, 32, (36, 96))
-"""The resolution for brackets that QUICK leaves too wide."""
 MIDDLE = Resolution(96, 6, 192, 48, (36, 96))
-"""The resolution for brackets that STEADY leaves too wide, and for a delta that is evaluated only once."""
+"""This resolution also serves for a delta that is evaluated only once."""
 FINE = Resolution(256, 6, 768, 192, (36, 96))
-"""The resolution for brackets that MIDDLE leaves too wide. If the narrowest brackets are wanted, FINE follows QUICK."""
+"""This resolution follows QUICK if the narrowest brackets are wanted."""
 FINEST = FINE._replace(sketch=(144, 192))
 """The last resolution, for very narrow brackets. Its finer sketch shows changes of the best order that FINE misses."""
 MASS_ERROR = 16.0 * ROUNDOFF
@@ -191,9 +190,8 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     best = xp.maximum(xp.max(value, axis=1), 0.0)
     total = xp.sum(best) + 1e-300
     size = xp.arange(best.size)
-    # The active rows end one row after the last row whose best value is over 3e-5 of the leak. `error` is a row's best
-    # value plus an estimate of how much the mesh overstates the row. From a row to the next one, the curve's log slope
-    # falls by `fall`, and phi' falls by the share `change`. Over a group of rows both falls are `lines` times as large.
+    # `error` is a row's best value plus an estimate of how much the mesh overstates the row. From a row to the next one
+    # the curve's log slope falls by `fall`, and phi' by the share `change`; over a group, by `lines` times as much.
     last = xp.max(xp.where(best > 3e-5 * total, size, 0))
     end = xp.minimum(last + 2, best.size)
     at = xp.argmax(value[xp.minimum(size, last)], axis=1)
@@ -284,8 +282,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
     first, last = columns[xp.maximum(best - 1, 0)], columns[xp.minimum(best + 1, columns.size - 1)]
     near = first + (last - first) * xp.arange(33)[:, None] // 32
     best = xp.take_along_axis(near, best_of(near)[None], axis=0)[0]
-    # a and b are the best cells for the two ends of a group. Each row of the group is served at the best of three
-    # cells: a, b, and a cell between them.
+    # Each row of a group is served at the best of three cells: a, b (the best for the group's ends), and one between.
     a, b = best[:-1, None], best[1:, None]
     between = a + (b - a) * (2 * xp.arange(each) + 1) // (2 * each)
     tried = xp.stack([x.reshape(-1) for x in xp.broadcast_arrays(a, b, between)])
@@ -409,7 +406,6 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
     def outwards(carry: tuple[Array, ...]) -> tuple[Array, Array, Array, Array, Array]:
         _, _, right, at_right, width = carry
         further = xp.minimum(right + width, highest)
-        # Each step to the right is five times as long as the one before.
         return right, at_right, further, leak(further), 5.0 * width
 
     def short(carry: tuple[Array, ...]) -> Array:

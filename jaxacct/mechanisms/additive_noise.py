@@ -24,20 +24,17 @@ from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Up to this many outcomes of integer noise get a loss each. The lattice engine's work grows with the number of losses.
-If there are more outcomes, the discrete Gaussian groups them, and the discrete Laplace mechanism is refused."""
+"""Largest number of outcomes of integer noise that get a loss each. Of more, the discrete Gaussian makes groups."""
 MOST_GROUPED_OUTCOMES = 2**21
 """Largest number of outcomes of the discrete Gaussian; all of them are held in memory at once."""
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
 """Smallest noise, in units of the statistic; with less noise, the release is nearly always the statistic itself."""
 REACH_IN_DEVIATIONS = 37.5
-"""The discrete Gaussian is kept up to this many standard deviations on each side. Beyond them its density is at most
-e^{-37.5^2/2} = 4e-306 of its maximum, near the least float64."""
+"""The discrete Gaussian is cut off at this many deviations; its density falls by e^{-37.5^2/2} = 4e-306 up to there."""
 LOSS_CELLS = 2048
 """Number of cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)
-"""Numbers of points of a Gaussian's profile: 2000 points where delta is above e^-72, and 500 more where it falls to
-e^-684, near the smallest float64. The chords that join the points add about 1e-5 to epsilon."""
+"""Numbers of points of a Gaussian's profile for delta > e^-72, and down to e^-684. Chords add about 1e-5 to epsilon."""
 
 
 @register
@@ -51,8 +48,7 @@ class Gaussian(AdditiveNoise):
 
     Under ``replace_one`` the sensitivity is 2, so s is halved.
 
-    For a mechanism of which only rho-zCDP is known use `jaxacct.ZCDP`: such a mechanism may leak more than
-    ``Gaussian(1/sqrt(2 rho))``. At rho = .05 and delta = 1e-5 epsilon is 1.31 for ``ZCDP`` and 1.20 for the Gaussian.
+    Where only rho-zCDP is known, use `jaxacct.ZCDP`: the mechanism may leak more than ``Gaussian(1/sqrt(2 rho))``.
 
     Parameters
     ----------
@@ -83,10 +79,7 @@ class Gaussian(AdditiveNoise):
 
 
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
-    """Return a pair whose profile is at least min(1, factor * d(mu), d(other)).
-
-    Here d(m) is the profile of N(m, 1) and N(0, 1).
-    """
+    """Return a pair of profile >= min(1, factor d(mu), d(other)), where d(m) is the profile of N(m, 1) and N(0, 1)."""
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
@@ -159,10 +152,8 @@ class Laplace(AdditiveNoise):
 
 
 def laplace_pair(largest: np.ndarray) -> FinitePair:
-    """Return a pair that dominates Laplace noise of largest loss `largest`, one number per configuration.
-
-    Adjacent losses x of the pair differ by d. Except at both ends, the P-mass of x is e^{(x - largest)/2} tanh(d/4).
-    """
+    """Return a pair that dominates Laplace noise of largest loss `largest`, one number per configuration."""
+    # Adjacent losses x of the pair differ by d. Except at both ends, the P-mass of x is e^{(x - largest)/2} tanh(d/4).
     top = largest[..., None]
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     ends = (place == 0.0) | (place == 1.0)
@@ -203,8 +194,7 @@ class DiscreteGaussian(_IntegerNoise):
     Parameters
     ----------
     sigma : array_like >= 0.01
-        Parameter in units of the statistic, not of the sensitivity; at most some 27,900. For a larger sigma the
-        continuous Gaussian of the same sigma is close.
+        Parameter in units of the statistic, at most some 27,900. Beyond, the Gaussian of the same sigma is close.
     sensitivity : int >= 1
         Largest move of the statistic by a record under add/remove.
 
@@ -245,8 +235,7 @@ class DiscreteGaussian(_IntegerNoise):
 class DiscreteLaplace(_IntegerNoise):
     """Discrete Laplace (two-sided geometric) noise: Pr[x] proportional to e^{-|x|/scale} on the integers.
 
-    P is the law of the noise shifted by ``sensitivity`` D, Q the law of the noise. The mechanism is (D/scale)-DP.
-    ``replace_one`` doubles D.
+    P is the law of the noise shifted by ``sensitivity`` D, Q that of the noise: (D/scale)-DP. `replace_one` doubles D.
 
     Parameters
     ----------
@@ -338,8 +327,7 @@ class SmoothSensitivityGaussian(FiniteMechanism):
         N(m, 1), N(0, 1);   N(m, R^2), N(0, 1);   N(m, 1), N(0, R^2)
 
     Rényi divergences of orders above 1 + 1/(R^2 - 1) are infinite, although delta is small. The answers are for one
-    pair whose profile is nowhere below those of the three pairs. That adds about 1e-5 to epsilon if b is small;
-    ``kind`` is "bound".
+    pair that dominates the three, which adds about 1e-5 to epsilon if b is small; ``kind`` is "bound".
 
     Parameters
     ----------
@@ -376,8 +364,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
     """Return a pair whose profile is nowhere below the profiles of the three pairs of `SmoothSensitivityGaussian`."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     first = max(float(_above(m, smoothness, np.zeros(1))[0][0]), -9.0)
-    # The quantiles end at 37 standard deviations, where the tail is 6e-300. With these 2899 quantiles the chords of the
-    # profile add about 1e-5 to epsilon.
+    # The quantiles end at 37 deviations, where the tail is 6e-300. The chords add about 1e-5 to epsilon.
     z = np.append(np.linspace(first, 9.0, 2500), np.linspace(9.0, 37.0, 400)[1:])
     loss = 0.5 * (m * m + 2.0 * m * ratio * z + more * z * z) - smoothness
     epsilon = np.append(0.0, loss[loss > 1e-9 * loss[-1]])
@@ -387,10 +374,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return (high - m)/R, (low - m)/R, high, low, where R = e^smoothness.
-
-    log N(m, R^2)/N(0, 1), the logarithm of the ratio of the densities, is epsilon at the two points high > low.
-    """
+    """Return (high - m)/R, (low - m)/R, high, low, R = e^smoothness: log N(m, R^2)/N(0, 1) is epsilon at high > low."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
     root = np.sqrt(m * m + more * rise)

@@ -1,7 +1,4 @@
-"""Base classes of mechanisms, the parts into which mechanisms expand, and the Python expression of a mechanism.
-
-A mechanism is a frozen pytree. Its numeric fields are scalars or arrays that broadcast.
-"""
+"""Base classes of mechanisms, the parts into which mechanisms expand, and the Python expression of a mechanism."""
 
 from __future__ import annotations
 
@@ -76,9 +73,8 @@ class Mechanism(ABC):
     """Mechanism, or batch of mechanisms: one configuration for each element of the numeric fields' common shape.
 
     Subclasses are frozen dataclasses that ``register`` makes pytrees. A field named in ``constraints`` is numeric: the
-    constructor checks it and stores it as float64 (a float or a read-only array). A field named ``mechanism`` holds
-    another mechanism. The constructor does not check tracers. A pytree transformation may put any object in a field:
-    ``validated`` checks all fields. Mechanisms are equal if they have the same class, structure and numbers.
+    constructor checks it (not tracers) and stores a float or a read-only float64 array. A pytree transformation may put
+    any object in a field: ``validated`` checks all. Mechanisms are equal if class, structure and numbers are equal.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> isinstance(Gaussian(1.0), Mechanism), Gaussian(1.0) == Gaussian(1), Gaussian(1.0).kind
@@ -161,9 +157,9 @@ class Mechanism(ABC):
     def kind_under(self, relation: str, composed: bool = False) -> str:
         """Return the kind of an answer from `expand`: "certified" if neighbours attain its pair, else "bound".
 
-        The kind of a mechanism made of others is the weakest of their kinds. `composed` says whether the mechanism runs
-        more than once or beside others. It matters if different neighbours are the worst at different eps: their joined
-        pair is attained by one step, but is only a bound for a composition.
+        A mechanism made of others has the weakest of their kinds. `composed` says whether the mechanism runs more than
+        once or beside others: if different neighbours are the worst at different eps, one step attains their joined
+        pair, but a composition does not.
         """
         own = "certified" if self.exact_pair else "bound"
         return weakest([own, *(mechanism.kind_under(relation, composed) for mechanism in self.inside())])
@@ -192,7 +188,6 @@ class Mechanism(ABC):
         return structure, tuple((np.shape(x), np.asarray(x, np.float64).tobytes()) for x in leaves)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether class, structure, shapes and numbers agree."""
         if not isinstance(other, Mechanism):
             return NotImplemented
         return self is other or self._key() == other._key()
@@ -204,8 +199,7 @@ class Mechanism(ABC):
 class BaseMechanism(Mechanism):
     """Mechanism that expands into one part, which can be Poisson sampled. The unsampled mechanism is symmetric.
 
-    Subclasses define ``part``. Subclasses that can be sampled without replacement under ``replace_one`` also define
-    ``finite_pair``.
+    Subclasses define ``part``, and ``finite_pair`` if ``replace_one`` is supported for sampling without replacement.
 
     >>> from jaxacct.mechanisms import Gaussian, repeat
     >>> isinstance(Gaussian(1.0), BaseMechanism), isinstance(repeat(Gaussian(1.0), 10), BaseMechanism)
@@ -272,7 +266,6 @@ class AdditiveNoise(BaseMechanism):
     finite: ClassVar[bool] = False
     follows_relation: ClassVar = True
     law: ClassVar[type[GaussianPart] | type[LaplacePart]]
-    """Class of the `Part` that describes the noise."""
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         return Fraction(0)
@@ -352,9 +345,7 @@ def batch_shape(mechanism: Mechanism) -> tuple[int, ...]:
 
 
 def on_batch(mechanism: Mechanism, name: str, values: Any) -> tuple[tuple[int, ...], np.ndarray, np.ndarray]:
-    """Broadcast values against a batch of mechanisms. Return (shape, rows, values); an array of `shape` has B elements.
-
-    `rows`, (B,), has each element's flat index in the batch of mechanisms. `values`, (B,), has each element's value.
+    """Broadcast values against a batch of mechanisms. Return (shape, flat index of each element in the batch, values).
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> shape, rows, deltas = on_batch(Gaussian([1.0, 2.0]), "delta", [[1e-5], [1e-6]])
@@ -431,10 +422,7 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any], Any]) -> Any:
-    """Return the configurations at `index` of a mechanism, or of each mechanism in a tuple.
-
-    If a field holds a law of the number of runs, the function `law` returns the law of these configurations.
-    """
+    """Return the configurations at `index` of a mechanism or a tuple of them. `law` picks those of a law of runs."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}

@@ -46,8 +46,7 @@ class Repeated(Combinator):
     ----------
     mechanism : Mechanism
         One step.
-    steps : array_like of whole numbers from 1 to 2**53
-        Number of steps, which broadcasts with the mechanism's fields. Integral floats are accepted.
+    steps : array_like of whole numbers from 1 to 2**53, which broadcasts with the mechanism's fields
 
     References
     ----------
@@ -218,9 +217,7 @@ def repeat(mechanism: Mechanism, steps: ArrayLike) -> Repeated:
     Parameters
     ----------
     mechanism : Mechanism
-        One step.
-    steps : array_like of whole numbers from 1 to 2**53
-        Number of steps, which broadcasts with the mechanism's fields.
+    steps : array_like of whole numbers from 1 to 2**53, which broadcasts with the mechanism's fields
 
     Returns
     -------
@@ -263,24 +260,21 @@ def compose(*mechanisms: Mechanism) -> Composed:
 class ProposeTestRelease(Combinator):
     """Release ``mechanism`` only if a noisy distance says that the data is far from unstable data.
 
-    The distance to instability is the least number of steps of the neighbouring relation that lead to data where
-    ``mechanism`` does not have its guarantee. The distance is released with Laplace noise of scale ``test_scale``, and
-    the mechanism is run if the noisy distance exceeds ``threshold``. On two unstable neighbours the mechanism may
-    reveal everything, but it is run with probability at most
+    The distance to instability is the least number of steps of the neighbouring relation to data where ``mechanism``
+    lacks its guarantee. It is released with Laplace noise of scale ``test_scale``. If it then exceeds ``threshold``,
+    the mechanism is run. On two unstable neighbours it may reveal everything, but runs with probability at most
 
         delta_infinity = e^{-threshold/test_scale}/2.
 
-    The answer is for a composition: of the Laplace mechanism, a mass delta_infinity at infinite loss, and
+    The answer is for the composition of the Laplace mechanism, a mass delta_infinity at infinite loss, and
     ``mechanism``. ``kind`` is "bound". The combination cannot be sampled.
 
     Parameters
     ----------
     mechanism : Mechanism
-        Mechanism that is run if the data passes the test.
     test_scale : array_like > 0, finite
         Scale of the Laplace noise on the distance. It broadcasts with the mechanism's fields.
     threshold : array_like >= 0, finite
-        Noisy distance above which the mechanism is run.
 
     References
     ----------

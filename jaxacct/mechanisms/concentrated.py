@@ -29,7 +29,6 @@ class ZCDP(BaseMechanism):
     In a composition the rho and the xi of such guarantees add up, also beside other mechanisms. At each epsilon some
     mechanism attains the profile, but no single pair attains it at every epsilon, so ``kind`` is "bound" (README.md,
     "Zero-concentrated privacy"). The guarantee must hold under the relation of the question.
-    `Gaussian(1/sqrt(2 rho))` satisfies the guarantee with xi = 0, and has a smaller epsilon.
 
     Parameters
     ----------
@@ -92,10 +91,7 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _corner(rho: float, xi: float) -> float:
-    """Return the least s for which the guarantee proves that delta at epsilon 0 is at most tanh(s/2).
-
-    The best test at epsilon 0 has two outputs. Their log(p/q) are s and -s.
-    """
+    """Return the least s with a proof of delta(0) <= tanh(s/2): the best test has two outputs, of log(p/q) s and -s."""
     c = _orders(rho, 4 * ORDERS)
     for _ in range(2):
         limit = c * (xi + rho * (1.0 + c))

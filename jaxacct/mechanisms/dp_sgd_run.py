@@ -1,7 +1,4 @@
-"""DP-SGD as a mechanism: the numbers that describe a run, and the rules by which batches are drawn.
-
-`dp_sgd`, the calibrations, sweeps and the command line take these numbers under the same names.
-"""
+"""DP-SGD as a mechanism: the numbers that describe a run, and the rules by which batches are drawn."""
 
 from __future__ import annotations
 
@@ -93,10 +90,9 @@ def dp_sgd(
     length of the run by one of `steps` and `epochs`: `q = batch_size / dataset_size`, and `steps = ceil(epochs / q)`.
     With "cyclic_poisson" q is larger by the factor ``groups``, since a batch is drawn from one group.
 
-    For "cyclic_poisson" the answer is that of ``ceil(steps / groups)`` Poisson sampled Gaussians. It is a bound for
-    every banded strategy whose columns have norm at most 1, such as ``strategies.Banded(bands, steps)``. If `groups`
-    does not divide `steps`, `MatrixMechanism` gives a smaller epsilon for ``Banded``. The group of a record must not
-    depend on other records.
+    For "cyclic_poisson" the answer, that of ``ceil(steps / groups)`` Poisson sampled Gaussians, is a bound for every
+    banded strategy of columns of norm at most 1. For ``strategies.Banded(bands, steps)``, `MatrixMechanism` gives less
+    epsilon if `groups` does not divide `steps`. The group of a record must not depend on other records.
 
     Parameters
     ----------
@@ -367,7 +363,6 @@ RULES = {
         instead_of_groups="ja.dp_sgd(noise_multiplier / group, ..., sampling='shuffled')",
     ),
 }
-"""Batch rules by name."""
 SAME = {"fixed_batches": "shuffled"}
 """Other names of batch rules, each with the name in `RULES`."""
 OTHER_RULES = {"balls_in_bins": "ja.BallsInBins(ja.Gaussian(noise_multiplier), slots, epochs)"}

@@ -55,13 +55,13 @@ class Windows(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """J sampled Gaussians in one direction, with the windows that split their outcomes."""
+    """J sampled Gaussians in one direction, with the centres `low` and `high` of their `Windows`."""
 
     sigma: Array  # (J,) noise multipliers
     q: Array  # (J,) sampling probabilities
     sign: Array  # 1 for remove, -1 for add; its last axis broadcasts over J
-    low: Array  # (J,) as in `Windows`
-    high: Array  # (J,) as in `Windows`
+    low: Array
+    high: Array
 
 
 def steps_of(law: LossLaw, low: Array, high: Array) -> Steps:
@@ -275,10 +275,8 @@ STAIRS = 12.0
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, as a share of pi sigma. The integrand is analytic where |Im u| < pi sigma."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""Largest total length of the two sides. The integral along them is at most this length times a bound of the integrand.
-
-The trapezoid rule's kernel is at most 1.41 e^{-2 pi Im v/h} on the sides. The factor 1.41 occurs only where sigma is of
-the order of the step h, and there the sides are shorter (kernels/README.md, section 6)."""
+"""Largest total length of the two sides. It covers a factor of up to 1.41 on the kernel, which occurs only where sigma
+is of the order of the step: there the sides are shorter (kernels/README.md, section 6)."""
 
 
 def in_front(values: Sequence[float] | np.ndarray, ndim: int) -> np.ndarray:
