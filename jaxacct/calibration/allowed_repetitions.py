@@ -1,7 +1,6 @@
 """Finds the largest mean number of candidates, E[K], that a private selection may try within a privacy budget.
 
-Each number of candidates that is tried is judged by the certified upper end of epsilon of `selection.select`.  The
-number returned was itself tried, so it meets the target even if epsilon does not grow with the number.
+The certified epsilon of the returned number itself meets the target, even if epsilon does not grow with the number.
 """
 
 from __future__ import annotations
@@ -49,22 +48,15 @@ class AllowedRepetitions:
 
     Parameters
     ----------
-    repetitions : float or numpy.ndarray
-        E[K], of the batch shape; NaN where `ok` is False.
-    parameter : float or numpy.ndarray
-        Parameter of the law of K with this mean: gamma, the mean of a Poisson law, or the fixed K of a point mass.
-    epsilon : Bounds
-        Epsilon at that law.  `epsilon.upper <= target_epsilon` wherever `ok`.  Where `ok` is False, `epsilon`
-        belongs to the law with the least mean that was searched.
-    status : str or numpy.ndarray
-        "ok" (a larger number misses the target), "not_binding" (the largest number searched meets the target), "loose"
-        (no larger number is shown to miss the target) or "infeasible".
-    ok : bool or numpy.ndarray
-        Whether a number of candidates meets the target.
-    family : str
-        Family of the law of K.
-    eta : float or numpy.ndarray
-        Eta of a truncated negative binomial law.
+    repetitions : float or numpy.ndarray; E[K], of the batch shape; NaN where `ok` is False.
+    parameter : float or numpy.ndarray; of the law of K: gamma, the mean of a Poisson law, or the K of a point mass.
+    epsilon : Bounds at that law.  `epsilon.upper <= target_epsilon` wherever `ok`.  Elsewhere `epsilon` belongs to the
+        law with the least mean that was searched.
+    status : str or numpy.ndarray; "ok" (a larger number misses the target), "not_binding" (the largest number searched
+        meets the target), "loose" (no larger number is shown to miss the target) or "infeasible".
+    ok : bool or numpy.ndarray; whether a number of candidates meets the target.
+    family : family of the law of K.
+    eta : eta of a truncated negative binomial law.
 
     >>> import jaxacct as ja
     >>> found = ja.repetitions_allowed(ja.Gaussian(3.73), 1.6, 1e-5)
@@ -113,34 +105,26 @@ def repetitions_allowed(
 ) -> AllowedRepetitions:
     """Return the largest E[K] for which "run K times, release the best" meets a privacy budget.
 
-    The noise is fixed, and the laws of K that are tried are of one family.  A law meets the target if the certified
-    upper end of `ja.epsilon(selection.select(run, law), target_delta)` is at most target_epsilon.  This epsilon is the
-    worst case over all scores.
+    A law meets the target if the certified upper end of `ja.epsilon(selection.select(run, law), target_delta)` is at
+    most target_epsilon.  This epsilon is the worst case over all scores.
 
     Parameters
     ----------
-    run : Mechanism
-        One mechanism or a batch; it broadcasts with the targets and eta.
-    target_epsilon : array_like > 0
-        Largest epsilon allowed.
-    target_delta : array_like in (0, 1)
-        Delta at which epsilon is taken.
+    run : one mechanism or a batch; it broadcasts with the targets and eta.
+    target_epsilon : array_like > 0; largest epsilon allowed.
+    target_delta : array_like in (0, 1); delta at which epsilon is taken.
     family : {"geometric", "logarithmic", "truncated_negative_binomial", "poisson", "point_mass"}
         The family of laws of K; "point_mass" is a fixed K.
-    eta : array_like > -1, optional
-        Eta of the truncated negative binomial laws, and of no other family.
-    relation : str
-        Neighbouring relation, as for `ja.epsilon`.
-    rtol : float
-        Largest relative distance of E[K] from a value that misses the target. For a point mass that value is the next
-        whole number.
+    eta : array_like > -1; eta of the truncated negative binomial laws, and of no other family.
+    relation : neighbouring relation, as for `ja.epsilon`.
+    rtol : largest relative distance of E[K] from a mean that misses the target.  For a point mass, that mean is the
+        next whole number.
 
     Returns
     -------
     AllowedRepetitions
-        The search goes up to E[K] = 10^6, or to gamma = 10^-9 if that is reached first.  Where this end of the search
-        meets the target, the status is "not_binding".  The search begins at E[K] = 1 (for a Poisson law, at 0.001).
-        Where this beginning does not meet the target, the status is "infeasible".
+        status "not_binding" where the end of the search, E[K] = 10^6 or gamma = 10^-9, meets the target; "infeasible"
+        where its beginning, E[K] = 1 (0.001 for a Poisson law), does not.
 
     References
     ----------
@@ -211,7 +195,7 @@ def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
     if family == "point_mass":
         return np.ones(()), np.full((), LARGEST_MEAN)
     if family == "poisson":
-        # smaller means are not searched: with a mean of 1e-3, K is 0 and nothing is released in 99.9 % of cases
+        # with a mean of 1e-3, K is 0 and nothing is released in 99.9 % of cases
         return np.full((), 1e-3), np.full((), LARGEST_MEAN)
     # 1e-9 is the smallest gamma that is searched, and gives the largest E[K]
     low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, 1e-9))

@@ -54,38 +54,27 @@ def calibrate(
 
     The search looks for an `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as
     possible to the end of the bracket that protects less.  It evaluates both ends to find out which one that is.  The
-    returned value was itself evaluated, so it meets the target.  If epsilon is monotone in the parameter, every value
-    that protects less misses the target.  The library cannot see from a function whether epsilon is monotone.  The
-    caller declares it with `monotone=True`.
+    returned value was itself evaluated, so it meets the target.  Only if epsilon is monotone in x does every value that
+    protects less miss the target.  The library cannot see this: the caller declares it with `monotone=True`.
 
     Parameters
     ----------
-    mechanism : function of x that returns a Mechanism
-        Its argument is one float, or an array of the shape of the batch.  The batch shape of the mechanism must
-        broadcast with the targets.
-    target_epsilon : array_like > 0
-        Largest epsilon allowed.
-    target_delta : array_like in [0, 1)
-        Delta at which epsilon is taken.  At 0 no value of a mechanism with an unbounded loss meets the target; the
-        status says so.
-    bracket : (lowest, highest), array_likes > 0, optional
-        Ends of the search.  All arguments broadcast, with one search for each element.  Without a bracket, powers of 10
-        are tried from 1 outwards, up to 1e9 and down to 1e-9 (for whole numbers, down to 1).  In each direction the
-        trials stop at the first power that the function refuses.  The bracket lies between the first two neighbouring
-        powers of which only one meets the target, and is widened a little.  If there are no such powers, the bracket
-        lies between the outermost powers that were tried.
-    whole : bool
-        Whether the parameter is a whole number, such as a number of steps.
-    monotone : bool
-        The caller's statement that epsilon only grows, or only falls, with x in the bracket; `Calibration.best` repeats
-        it.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
-        Neighbouring relation.
-    rtol : float
-        The certified epsilon lies within this relative distance below the target, unless the search ends at an end of
-        the bracket, between two adjacent whole numbers, or at a jump of epsilon.
-    backend : {"auto", "numpy", "xla"}
-        As for `jaxacct.epsilon`.
+    mechanism : function from x, one float or an array of the shape of the batch, to a Mechanism whose batch shape
+        broadcasts with the targets.
+    target_epsilon : array_like > 0; largest epsilon allowed.
+    target_delta : array_like in [0, 1); delta at which epsilon is taken.  At 0 no mechanism with an unbounded loss
+        meets the target; the status says so.
+    bracket : (lowest, highest), array_likes > 0; ends of the search.  All arguments broadcast.  Without a bracket,
+        powers of 10 are tried from 1 up to 1e9 and down to 1e-9 (to 1 for whole numbers), or to the first power that
+        the function refuses.  The bracket lies between the first two neighbouring powers of which only one meets the
+        target, and is widened a little.  Without such powers it lies between the outermost powers that were tried.
+    whole : whether the parameter is a whole number, such as a number of steps.
+    monotone : whether epsilon is known only to grow, or only to fall, with x in the bracket.  If not,
+        `Calibration.best` is False.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}; neighbouring relation.
+    rtol : the certified epsilon lies within this relative distance below the target, unless the search ends at an end
+        of the bracket, between two adjacent whole numbers, or at a jump of epsilon.
+    backend : {"auto", "numpy", "xla"}, as for `jaxacct.epsilon`.
 
     Returns
     -------
@@ -96,8 +85,7 @@ def calibrate(
     Raises
     ------
     InputError
-        Invalid values, a bracket out of order, shapes that do not broadcast, or a function that returns no mechanism,
-        or that does not take 1 where no bracket is given.
+        Invalid values, or a function that returns no mechanism, or that does not take 1 where no bracket is given.
 
     References
     ----------
@@ -198,12 +186,7 @@ def search_mechanisms(
     whole: bool,
     closest: float = 1e-12,
 ) -> BestValues:
-    """Return, for each element, the least protective value that meets the target. The arrays returned are flat.
-
-    `make` is called with values for the whole batch, since `make` may hold arrays of the batch's shape. At both ends of
-    the bracket a rough epsilon suffices. The rough epsilons decide only whether epsilon falls as the value grows, where
-    the search starts, and in which rows the search tries the less protective end first.
-    """
+    """Return each element's least protective value that meets the target, flat. `make` gets values for the batch."""
     low, high = (end.reshape(-1).astype(np.float64) for end in limits)
     values, target = low.copy(), epsilon.reshape(-1)
     deltas, unbounded = delta.reshape(-1).copy(), np.zeros(low.size, bool)
@@ -229,6 +212,7 @@ def search_mechanisms(
             unbounded |= error.bad.reshape(-1)
             deltas[unbounded] = 0.5  # any delta will do: the answers for these rows are not used
     at_low, at_high, falls = np.zeros(low.size), np.zeros(low.size), np.zeros(low.size, bool)
+    # rough epsilons at the ends decide only `falls`, `start_at` and `privates_first`
     for rough in ROUGH_EFFORTS:
         if rows.size == 0:
             break

@@ -1,8 +1,6 @@
-"""The search for one parameter of Poisson sampled DP-SGD: the search's goal, and where the search starts.
+"""The goal of a search for one parameter of Poisson sampled DP-SGD, and estimates of x = log(value) where it starts.
 
-Fast vectorised solves in x = log(value) give estimates.  From these estimates search.py finds certified values.  A
-solve computes delta by a contour integral: for most rows on a plain contour, for the others on a split one (see
-engines/contour.py).
+Fast solves give the estimates, with delta by a plain or a split contour (engines/contour.py); search.py certifies.
 """
 
 from __future__ import annotations
@@ -47,11 +45,9 @@ TOLERANCE = 3e-7
 PLAIN = contour.LADDER[:2]
 """Sizes of the plain contour that are tried in turn if epsilon is the target. Each is a `contour.Rung`."""
 PLAIN_FOR_DELTA = contour.LADDER[:3]
-"""Sizes of the plain contour that are tried in turn if delta is the target. There is one more size than in PLAIN,
-because the integrand decays slowly near eps = 0 and needs more nodes."""
+"""As PLAIN, if delta is the target. The integrand decays slowly near eps = 0, and then needs more nodes."""
 NEARLY = 1.5
-"""A solution may need up to this many times the nodes of its contour, because the number of needed nodes is only an
-estimate. On the plain contour this is allowed only if delta is the target."""
+"""Allowed ratio of needed nodes, an estimate, to a contour's nodes; on plain contours only if delta is the target."""
 RATE_RANGE = (1e-12, 1.0)
 """Smallest and largest sampling probability that are searched."""
 MAX_STEPS = 10**9
@@ -113,28 +109,23 @@ class Calibration:
 
     Parameters
     ----------
-    value : array of the batch shape
-        NaN where `ok` is False.
-    epsilon : Bounds
-        Epsilon at that value; `epsilon.upper <= target_epsilon` wherever `ok`.  If the target is a risk, lower,
-        estimate and upper all equal the one eps at which delta was evaluated. The risk follows from that eps and delta.
+    value : array of the batch shape; NaN where `ok` is False.
+    epsilon : Bounds at that value; `epsilon.upper <= target_epsilon` wherever `ok`.  If the target is a risk, lower,
+        estimate and upper all equal the one eps at which delta was evaluated.  The risk follows from eps and delta.
     status : str or array of str
         "ok" (the value meets the target, and either a slightly less private value is shown to miss the target, or
         epsilon is within rtol of the target), "not_binding" (every searched value meets the target; the value is the
         end of the search range), "loose" (the value meets the target, but neither of the two facts that make "ok" is
         shown), or "infeasible_..." (`jaxacct.explain(status)` says what would help).
-    ok : bool or array of bool
-        Whether a value meets the target.
-    best : bool or array of bool
-        Whether the value is shown to be the best one, up to a relative distance d = min(10 rtol, max(0.01, rtol)).
-        True needs an epsilon that is monotone in the value, and one of two facts.  Either a value that is less private
-        by d misses the target, or epsilon is within rtol of the target and changes fast enough with the value.  For an
-        epsilon of kind "bound" the value is the best for that bound.  With a risk as target the risk takes the place of
-        epsilon.  `best` is False at "not_binding", unless the value is a sampling probability of 1.
-    risk : Bounds, or None where epsilon is the target
-        The risk at that value.  `risk.upper` is at most the target wherever `ok`; elsewhere it is NaN.
-    relation : str
-        The neighbouring relation for which epsilon and the risk hold.
+    ok : bool or array of bool; whether a value meets the target.
+    best : bool or array of bool; whether the value is shown to be the best one, up to a relative distance
+        d = min(10 rtol, max(0.01, rtol)).  True needs an epsilon that is monotone in the value.  Also, either a value
+        that is less private by d misses the target, or epsilon is within rtol of the target and changes fast enough
+        with the value.  For an epsilon of kind "bound" the value is the best for that bound.  A risk as target takes
+        the place of epsilon.  False at "not_binding", unless the value is a sampling probability of 1.
+    risk : Bounds of the risk at that value, or None where epsilon is the target.  `risk.upper` is at most the target
+        wherever `ok`; elsewhere it is NaN.
+    relation : neighbouring relation for which epsilon and the risk hold.
 
     >>> import jaxacct as ja
     >>> c = ja.calibrate_noise_multiplier([1e-6, 2.0], [1e-30, 1e-5], 1.0, 1)
@@ -151,7 +142,6 @@ class Calibration:
     relation: str = field(kw_only=True)
 
     def __repr__(self) -> str:
-        """Return the fields with their names, scalars of NumPy as plain numbers."""
         shown = {one.name: getattr(self, one.name) for one in fields(self)}
         plain = {name: x.item() if isinstance(x, np.generic) else x for name, x in shown.items()}
         return f"Calibration({', '.join(f'{name}={x!r}' for name, x in plain.items())})"
@@ -207,10 +197,7 @@ def checked(
     backend: str,
     more_shapes: dict[str, tuple[int, ...]] | None = None,
 ) -> tuple[Goal, dict[str, np.ndarray], tuple[int, ...]]:
-    """Check the arguments of a public call; return the goal, the target's numbers as flat arrays, and the batch shape.
-
-    Raise InputError where an argument is refused.  If the target is a risk, the goal's epsilon and delta are 0.
-    """
+    """Return the goal (for a risk its epsilon and delta are 0), the target's numbers as flat arrays, and the shape."""
     refuse_tracers(f"ja.calibrate_{unknown}", "jaxacct.kernels.calibration", **target, **known)
     chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
     numbers = {name: check(name, value, RULES[name]) for name, value in (target | known).items()}
@@ -226,13 +213,9 @@ def checked(
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
-    """Return the search for a goal.
-
-    The search tries the least protective limit of the unknown first in two cases: the unknown is the sampling rate, or
-    the record is sampled with probability at most delta.
-    """
+    """Return the search for a goal."""
     size = goal.epsilon.size
-    first = np.full(size, True)
+    first = np.full(size, True)  # rows in which the least protective limit is tried first
     if goal.unknown == "noise_multiplier" and "steps" in goal.known:  # delta is at most the chance of being sampled
         first = chance_of_a_sample(goal.known) <= goal.delta
     elif goal.unknown != "sampling_probability":
@@ -281,15 +264,11 @@ def result(
 
 
 class _Equation(NamedTuple):
-    """The arguments of the kernels, row by row.
-
-    The logarithms of noise, rate and number of steps are an array (B, 3), `base + x * unknown`. x is the logarithm of
-    the value that is searched. `unknown` is 1 in the column of that value and 0 in the other columns.
-    """
+    """Arguments of the kernels. The logarithms of noise, rate and steps are the array (B, 3) `base + x * unknown`."""
 
     sign: np.ndarray
     base: np.ndarray
-    unknown: np.ndarray
+    unknown: np.ndarray  # 1 in the column of the unknown and 0 in the others
     epsilon: np.ndarray
     log_delta: np.ndarray
     log_tol: np.ndarray
@@ -298,10 +277,7 @@ class _Equation(NamedTuple):
 # NumPy's warnings are off, since values near the ends of float64's range may overflow. A wrong x then costs only time.
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def started(goal: Goal, rows: np.ndarray) -> Start:
-    """Estimate where the search of some rows starts. Fill in `goal.hint`, which starts the certified evaluations.
-
-    A start that is not finite is replaced by the middle of the limits.
-    """
+    """Estimate where the search of some rows starts. Fill in `goal.hint`, which starts the certified evaluations."""
     known = {name: column[rows] for name, column in goal.known.items()}
     if goal.on_delta:  # mu by bisection, since the tail bound below would give mu = 0 where epsilon is 0
         epsilon, delta = goal.epsilon[rows], goal.delta[rows]
@@ -416,8 +392,7 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
     sign = -1.0 if goal.unknown == "noise_multiplier" else 1.0
     slope = sign * -2.0 * equation.log_delta
     rows = np.flatnonzero(left)
-    # `_one_hit` takes the sum of the steps' deltas for the run's delta. Near eps = 0, where a target delta may be asked
-    # for, this sum exceeds delta. So rows with a target delta keep their x.
+    # A target delta may be asked for near eps = 0, where the sum of the steps' deltas (`_one_hit`) exceeds the run's.
     if not goal.on_delta:
         found.x[rows], slope[rows] = _one_hit(
             jax.tree.map(itemgetter(rows), equation), found.x[rows], slope[rows], sign
@@ -453,11 +428,8 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """Where the solution of `n delta_1 = target` protects more than x, move x to it. Return x and d log delta/dx.
-
-    n is the number of steps, and delta_1 is the delta of one step. The run's delta is at least about n delta_1, so an x
-    that protects less than this solution misses the target. If sampling is rare, the run's delta is nearly n delta_1.
-    """
+    """Move x to the solution of `steps * (a step's delta) = target` if it protects more; return x, d log delta/dx."""
+    # the run's delta is at least about this product, so an x that protects less than the solution misses the target
     from jaxacct.engines import closed_form  # imports SciPy, which is slow, so only where a row needs it
 
     def residual(x: np.ndarray) -> np.ndarray:

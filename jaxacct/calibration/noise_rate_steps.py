@@ -1,7 +1,6 @@
 """Finds the noise, the sampling probability or the number of steps with which DP-SGD meets a privacy target.
 
-The certified engines evaluate each value before it is returned: the upper bound of its epsilon or risk is at most the
-target.  `jaxacct.calibrate` (any_parameter.py) solves for any parameter of any mechanism.
+Each returned value was evaluated by the certified engines: the upper bound of its epsilon or risk meets the target.
 """
 
 from __future__ import annotations
@@ -84,10 +83,8 @@ def calibrate_noise_multiplier(
 ) -> Calibration:
     """Return the least noise multiplier for which DP-SGD meets (target_epsilon, target_delta), or a target for a risk.
 
-    All arguments broadcast; thousands of configurations are solved in one call.  The noise multiplier is relative to
-    the clip norm.  The certified epsilon at the value lies below the target by at most `rtol` times the target.
-
-    Give exactly one target: epsilon with delta, or one risk with its settings.
+    All arguments broadcast.  The noise multiplier is relative to the clip norm.  The certified epsilon at the value is
+    below the target by at most `rtol` times the target.  Give exactly one target: epsilon with delta, or one risk.
 
     * `target_advantage`: the largest TPR - FPR of any membership test, `delta(0)`.
     * `target_tpr` with `at_fpr`: the largest true-positive rate of any test at a false-positive rate a.  It is at most
@@ -102,35 +99,28 @@ def calibrate_noise_multiplier(
 
     Parameters
     ----------
-    target_epsilon : array_like > 0
+    target_epsilon, target_mu : array_like > 0
     target_delta : array_like in (0, 1)
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction : array_like in (0, 1)
         Each must exceed the risk of an attacker who sees no output.  In the order of the names this risk is 0, at_fpr,
         max(prior, 1 - prior), prior, baseline.
-    target_mu : array_like > 0
-    at_fpr, prior, baseline : array_like in (0, 1)
-        Settings of a target.
-    above_fpr : array_like in (0, 1/2)
-        Setting of `target_mu`; 1e-10 where it is left out.
+    at_fpr, prior, baseline : array_like in (0, 1); settings of a target.
+    above_fpr : array_like in (0, 1/2); setting of `target_mu`, 1e-10 where it is left out.
     sampling_probability : array_like in [0, 1]
     steps : array_like of whole numbers >= 1
-    repetitions : a law of the random number K of runs (`jaxacct.selection`), which broadcasts too
-        DP-SGD then runs K times, and the best run by any score is released.  This whole selection meets the target.
-        The value is within about 0.1 % of the smallest one.  A target below 0.01 may be found infeasible, since the
-        bracket of a selection's epsilon is wide there.  Rows are solved one by one.  With a sampling probability below
-        1 every noise that is tried takes half a minute or more.
-    candidates : {"iid", "adaptive"}
-        Assumption on the candidates (`jaxacct.selection.select`).
+    repetitions : a law of the random number K of runs (`jaxacct.selection`), which broadcasts too.  DP-SGD then runs K
+        times, and the best run by any score is released.  This whole selection meets the target.  The value is within
+        about 0.1 % of the smallest one.  A target below 0.01 may be found infeasible.  Rows are solved one by one.
+        With a sampling probability below 1 every noise that is tried takes half a minute or more.
+    candidates : {"iid", "adaptive"}; assumption on the candidates (`jaxacct.selection.select`).
     batch_size, dataset_size, slots, epochs, sampling, cap, bands, groups, group
         The run, as for `jaxacct.dp_sgd`: `batch_size` with `dataset_size`, or `slots`, in place of
-        `sampling_probability`; `epochs` in place of `steps`.  A risk can be the target only if
-        `sampling` is "poisson" or "cyclic_poisson", and `group` is 1.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}, optional
-        By default "add_or_remove_one", and "zero_out" for shuffled batches; `Calibration.relation` has the relation
-        used.  "replace_one" has epsilon and delta as its only target.
+        `sampling_probability`; `epochs` in place of `steps`.  A risk as target needs `sampling` "poisson" or
+        "cyclic_poisson", and `group` 1.
+    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
+        By default "zero_out" for shuffled batches, otherwise "add_or_remove_one".  "replace_one" has no risk as target.
     rtol : float in [1e-7, 1)
-    backend : {"auto", "numpy", "xla"}
-        As for `jaxacct.epsilon`.
+    backend : {"auto", "numpy", "xla"}, as for `jaxacct.epsilon`.
 
     Returns
     -------
@@ -198,8 +188,7 @@ def calibrate_sampling_probability(
     target_epsilon, target_delta, steps, relation, rtol, backend
     target_advantage, target_tpr, target_bayes_success, target_posterior, target_reconstruction, target_mu
     at_fpr, prior, baseline, above_fpr, dataset_size, epochs, sampling, cap, bands, groups, group
-        As for `calibrate_noise_multiplier`.  With `epochs`, a larger sampling probability means fewer
-        steps, and a risk cannot be the target.
+        As for `calibrate_noise_multiplier`.  With `epochs` a risk cannot be the target.
     noise_multiplier : array_like > 0
 
     Returns
@@ -250,11 +239,8 @@ def calibrate_steps(
 ) -> Calibration:
     """Return the largest number of steps whose certified epsilon meets the target: a whole number, as float64.
 
-    Where `Calibration.best` is True, the true largest number is greater than the returned one by at most the relative
-    distance d that is given there.
-
-    Where `max_steps` meets the target, the value is `max_steps` with status "not_binding".  Where one step already
-    exceeds the target, the status is "infeasible_steps".
+    `Calibration.best` says how far the true largest number may be above the returned one.  Where `max_steps` meets the
+    target, it is the value, with status "not_binding".  Where one step exceeds it, the status is "infeasible_steps".
 
     Parameters
     ----------
@@ -263,8 +249,7 @@ def calibrate_steps(
     at_fpr, prior, baseline, above_fpr, batch_size, dataset_size, slots, sampling, cap, bands, groups, group
         As for `calibrate_noise_multiplier`, but with "cyclic_poisson" a risk cannot be the target.
     noise_multiplier : array_like > 0
-    max_steps : int >= 1
-        The largest number of steps that is tried.  One limit serves the whole batch.
+    max_steps : int >= 1; the largest number of steps that is tried, one for the whole batch.
 
     Returns
     -------
@@ -294,8 +279,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     numbers = numbers_of_rule(sampling, run, group)  # the run's numbers, all but the unknown
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
-    # If groups take turns, a record is in at most one step of a round (one step of each group). The run therefore
-    # counts as a Poisson sampled run with one step for each round.
+    # If groups take turns, a record is in at most one step of a round, so the run counts as a Poisson run of rounds.
     if RULES[rule_name(sampling)].in_turns and group == 1 and "steps" in numbers:
         fewer = {"steps": rounds_of(numbers["steps"], numbers["groups"])}
         numbers, sampling = {name: numbers[name] for name in ORDER if name in numbers} | fewer, "poisson"
@@ -330,8 +314,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
         )
     rate = {name: value for name, value in run.items() if name == "sampling_probability"}  # empty if not given
     goal, _, shape = checked(unknown, target, numbers | rate, *settings)
-    # A larger sampling probability may give a smaller epsilon in two cases. With `cap`, more batches are cut to the
-    # cap. With `epochs`, the run has fewer steps.
+    # A larger sampling probability may give a smaller epsilon: `cap` cuts more batches, and `epochs` takes fewer steps.
     monotone = unknown != "sampling_probability" or not {"cap", "epochs"} & set(goal.known)
     return result(_by_rule(goal, tuple(numbers), sampling, group, backend), shape, relation, monotone)
 
@@ -392,7 +375,7 @@ def _noise_of_selection(goal: Goal, law: Law, shape: tuple[int, ...], candidates
     """For every row, return the noise multiplier with which the whole selection meets the target."""
     from jaxacct.selection.mechanism import select
 
-    # the bracket of a selection's epsilon is at least some 1e-4 wide, so the search cannot use an rtol below 1e-3
+    # the bracket of a selection's epsilon is too wide for an rtol below 1e-3
     laws, rtol = law.flattened(shape), max(goal.rtol, 1e-3)
 
     def certify(rows: np.ndarray, values: np.ndarray) -> Bounds:

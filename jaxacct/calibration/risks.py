@@ -1,15 +1,8 @@
 """Calibrates DP-SGD to a risk: finds the parameter that protects just enough for no attack to succeed too often.
 
-A risk other than mu (of Gaussian DP) meets its target if delta at one eps, called eps*, is small enough.  The search
-finds the parameter for which delta(eps*) is small enough.  A true-positive rate is at most `delta(eps) + e^eps fpr` for
-every eps.  For this risk eps* is the best eps, at which this bound is least.  The search finds the best eps, too.
-
-mu must hold where both error rates are at least `above_fpr`.  Tangents to the trade-off curve give a bracket of mu.
-The tangents' eps are chosen first, and one contour then gives delta at each eps.  Most of these eps are near the best
-eps for the false-positive rate `above_fpr`, since the largest mu is usually needed at this rate.  Where the bracket is
-too wide, `gaussian_fit` computes another one.
-
-Derivations: jaxacct/representations/README.md.
+A risk other than mu meets its target if delta at one eps is small enough.  A true-positive rate is at most
+`delta(eps) + e^eps fpr` for every eps; the *best eps* has the least such bound.  mu of Gaussian DP must hold where both
+error rates are at least `above_fpr`; tangents to the trade-off curve bound it.  See jaxacct/representations/README.md.
 """
 
 from __future__ import annotations
@@ -63,12 +56,10 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
-"""Two attempts at a lower bound of a true-positive rate. Each attempt is a pair: the distance between the three eps at
-which delta is evaluated, in standard deviations of the loss, and the rtol of delta. The two lower bounds are some
-0.05 % and 1 % below the rate."""
+"""Two attempts at a lower bound of a true-positive rate, some 0.05 % and 1 % below it: the distance of the three eps at
+which delta is evaluated, in standard deviations of the loss, and the rtol of delta."""
 Risk = tuple[BestValues, np.ndarray, np.ndarray]
-"""A triple. First come the best values. Second comes the risk at these values, as an array (3, n) of lower bounds,
-estimates and upper bounds. Third comes the eps from which the risk follows."""
+"""The best values, the risk at them (lower bounds, estimates and upper bounds, (3, n)), the eps that shows the risk."""
 
 
 def calibrated_to_risk(
@@ -85,16 +76,13 @@ def calibrated_to_risk(
     ends, epsilon = np.where(ok, ends, np.nan), np.where(ok, epsilon, np.nan).reshape(shape)
     words = (np.where(ok, found.word, found.status), found.engine)
     risk = Bounds(*(column.reshape(shape) for column in (*ends, found.kind, *words)))
-    # `epsilon` was chosen by the search, so it is known exactly, and all three ends are equal
+    # the search chose `epsilon`, so it is known exactly
     at = Bounds(epsilon, epsilon, epsilon, "certified", np.where(ok, "ok", found.status).reshape(shape))
     return result(found, shape, goal.relation, bounds=at, risk=risk)
 
 
 def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
-    """Return the least protective value whose certified delta at the goal's epsilon is at most the goal's delta.
-
-    solved : noise multipliers found earlier. In rows where `solved.close`, the search starts at this noise.
-    """
+    """Return the least protective value whose certified delta is at most the goal's. `solved` gives earlier noises."""
     goal = goal._replace(hint=no_hint(goal.delta.size))
     effort = account.effort_of_search(goal.rtol)
 
@@ -172,11 +160,10 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
         asked &= ~seldom
     else:
         seldom = np.zeros(wanted.shape, bool)
-    # The best eps is about `-mu (ndtri(fpr) + ndtri(wanted))/2`, as for mu-Gaussian DP. It is negative where
-    # `fpr + wanted > 1`. In these rows (`mirrored`) the data sets are exchanged, so that the best eps is positive.
+    # The best eps is about `-mu (ndtri(fpr) + ndtri(wanted))/2`, as for mu-Gaussian DP: negative where
+    # `fpr + wanted > 1`. These rows are `mirrored`: the data sets are exchanged, so that the best eps is positive.
     mirrored = asked & (wanted - 0.5 > 0.5 - fpr)
-    # Rows not `asked` need no search for eps. A wanted rate of 1 allows every delta, so their target delta is 1. A
-    # wanted rate of at most fpr allows no delta, so their target delta is -1.
+    # Rows not `asked` need no search for eps: a wanted rate of 1 allows every delta, a rate of at most fpr allows none.
     epsilon, delta, pieces = np.zeros(wanted.shape), np.where(wanted >= 1.0, 1.0, -1.0), []
     delta = np.where(seldom, _at_rate(goal, epsilon, wanted, fpr).delta, delta)
     rows = np.flatnonzero(~asked)
@@ -193,13 +180,12 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
         pieces.append((rows, one))
     found = _together(pieces)
     high = (found.upper + np.exp(epsilon) * fpr) * (1.0 + 8.0 * ROUNDOFF)
-    # A mirrored row has the best eps -x < 0, and `epsilon` holds x. The true-positive rate of such a row is at most
+    # A mirrored row has the best eps -x < 0, where x = `epsilon`. Its true-positive rate is at most
     # `delta(-x) + e^-x fpr = 1 - e^-x (1 - fpr - delta'(x))`. delta' is delta with the two data sets exchanged.
     missed = np.exp(-epsilon) * (1.0 - fpr - found.upper) * (1.0 - 8.0 * ROUNDOFF)
     high = np.minimum(np.where(mirrored, 1.0 - missed, high), 1.0)
     epsilon[mirrored] *= -1.0
-    # A value is shown to be the best if its rate is at least `enough`. `enough` is below `wanted` by 0.2 % of the
-    # smaller of two distances: from `wanted` to fpr, and from `wanted` to 1.
+    # a value is shown to be the best if its rate is at least `enough`
     enough = wanted - 2e-3 * np.minimum(wanted - fpr, 1.0 - wanted)
     low = _rates_at_least(goal, found.value, epsilon, wanted, fpr, np.where(found.status == "ok", enough, 0.0))
     rows = np.flatnonzero((found.status == "ok") & asked)
@@ -225,11 +211,8 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
 
 
 def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray) -> np.ndarray:
-    """Return the largest true-positive rate in [0, 1], rounded down, that keeps the posterior at most `posterior`.
-
-    `prior rate/(prior rate + (1 - prior) fpr) <= posterior` holds exactly where
-    `rate <= posterior (1 - prior) fpr/((1 - posterior) prior)`.
-    """
+    """Return the largest true-positive rate in [0, 1], rounded down, that keeps the posterior at most `posterior`."""
+    # prior rate/(prior rate + (1 - prior) fpr) <= posterior, solved for the rate
     goal = posterior * (1.0 - 32.0 * ROUNDOFF)
     with np.errstate(over="ignore"):
         rate = (1.0 - prior) / prior * (goal / (1.0 - goal)) * fpr * (1.0 - 16.0 * ROUNDOFF)
@@ -239,15 +222,10 @@ def _rate_of_posterior(posterior: np.ndarray, prior: np.ndarray, fpr: np.ndarray
 def _rates_at_least(
     goal: Goal, values: np.ndarray, epsilon: np.ndarray, wanted: np.ndarray, fpr: np.ndarray, enough: np.ndarray
 ) -> np.ndarray:
-    """Return, row by row, a lower bound of the true-positive rate at `fpr` if the unknown's value is `values`.
-
-    The bound uses delta at three eps near `epsilon`.  It is tight if `epsilon` is near the best eps for `fpr`.  Rows
-    whose bound is below `enough` are repeated, with larger distances between the three eps.
-    """
+    """Return lower bounds of the true-positive rate at `fpr` for `values`, from delta at three eps near `epsilon`."""
     low, left = fpr.copy(), np.isfinite(values)
     for about, rtol in LOWER_ENDS:
-        # If the relation has both directions, delta is the larger one of the two directions' deltas. The delta of the
-        # direction `leading` alone is then a lower bound.
+        # for a relation with both directions, delta is the larger one of theirs, so `leading` gives a lower bound
         for sign, leading in ((1.0, "remove_one"), (-1.0, "add_one")):
             rows = np.flatnonzero(left & (np.where(epsilon < 0.0, -1.0, 1.0) == sign))
             if rows.size == 0:
@@ -257,7 +235,6 @@ def _rates_at_least(
             place = Place(sign * np.maximum(np.abs(epsilon[rows]), about * mu), mu)
             relation = goal.relation if goal.relation in account.REVERSED else leading
             run = goal.run(rows, values[rows])
-            # `rate_at` also passes indices of rows (`_`), which are not needed, since `run` has exactly these rows
             deltas = lambda at, _, run=run, asked=(relation, rtol): deltas_about(run, at, *asked)
             low[rows] = np.maximum(rate_at(deltas, place, fpr[rows], about).lower, low[rows])
         left &= low < enough
@@ -268,23 +245,15 @@ class RateSolve(NamedTuple):
     """The result of solving for eps and the noise together, row by row."""
 
     noise: np.ndarray
-    """The noise multiplier."""
-    slope: np.ndarray
-    """The derivative of log delta in the logarithm of the noise."""
-    rung: np.ndarray
-    """Index of the contour size (in PLAIN_FOR_DELTA) on which each row was solved."""
-    fits: np.ndarray
-    """Whether the eps found needs at most `NEARLY` times the contour's nodes. If not, this eps is only a guess."""
-    close: np.ndarray
-    """Whether the certified search can start at this noise. If not, the noise is solved for again."""
+    slope: np.ndarray  # d log delta/d log noise
+    rung: np.ndarray  # index in PLAIN_FOR_DELTA of the contour size
+    fits: np.ndarray  # whether at most `NEARLY` times the contour's nodes are needed; if not, eps is only a guess
+    close: np.ndarray  # whether the certified search can start at this noise; if not, it is solved for again
 
 
 def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[BestValues, np.ndarray]:
-    """Return a value with a certified true-positive rate of at most `rate` at `fpr`, and the eps that shows this.
-
-    Every eps gives such a value. The best eps gives the least protective value, so the best eps is searched for.
-    """
-    # `gaussian` is the best eps of mu-Gaussian DP: the privacy loss at the threshold of the best test
+    """Return a value with a certified true-positive rate of at most `rate` at `fpr`, and the eps that shows this."""
+    # every eps gives such a value, and the best eps the least protective one; `gaussian` is that of mu-Gaussian DP
     mu = ndtri(rate) - ndtri(fpr)
     gaussian = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
     epsilon, near, solved = gaussian.copy(), np.ones(mu.size), None
@@ -307,8 +276,7 @@ def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[Best
         by_rounds(left)
     found = _value_for(_at_rate(goal, epsilon, rate, fpr)._replace(near=near), solved)
     with np.errstate(all="ignore"):  # a comparison with NaN is False, so that a row without a noise is in `again`
-        # A row whose contour had too few nodes (`~sure`) is solved again, unless the logarithms of the contour's noise
-        # (`near`) and of the certified noise differ by at most 3e-4.
+        # a row whose contour had too few nodes (`~sure`) is solved again, unless its noise and the certified one agree
         again = np.flatnonzero(~(np.abs(np.log(found.value / near)) <= 3e-4) & settled & ~sure)
     if again.size:  # of the two eps found, the one that needs less noise is kept
         first = epsilon[again].copy()
@@ -330,24 +298,15 @@ def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray)
 
 
 ATTEMPTS = ((8, TOLERANCE), (14, TOLERANCE), (14, 1e-11))
-"""For each contour size in PLAIN_FOR_DELTA: the number of steps that the kernel takes on the contour integral, and the
-size of the terms that the contour may cut off, relative to an approximate delta. The last size is small, because the
-approximation is poor in the rows that get to the last pair."""
+"""For each contour size in PLAIN_FOR_DELTA: the number of steps that the kernel takes, and the size of the terms that
+the contour may cut off, relative to an approximate delta, which is poor in the rows that get to the last pair."""
 
 
 @np.errstate(all="ignore")  # guesses that are NaN are not used
 def _by_contour(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray, guess: bool = False
 ) -> tuple[RateSolve, np.ndarray]:
-    """Solve for the noise and the best eps together. Return the solution, and for each row whether it was found.
-
-    The best eps is the eps at which `delta(eps) + e^eps fpr` is least. Rows that never sample are left out.
-
-    mu : the mu of mu-Gaussian DP with the same true-positive rate.
-    epsilon : the best eps of mu-Gaussian DP. It is overwritten by the best eps that is found.
-    guess : if True, a row that needs at most 8 times the first attempt's nodes keeps this attempt's result as a guess.
-        If the row needs too many nodes for the second attempt, no attempt follows: the last one is usually less close.
-    """
+    """Return the solution, and which rows have one. `epsilon`, given for mu-Gaussian DP, becomes the best eps."""
     q, steps = goal.known["sampling_probability"], goal.known["steps"]
     settled, fits, close = np.zeros((3, q.size), bool)
     solved = RateSolve(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), fits, close)
@@ -372,20 +331,19 @@ def _by_contour(
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, step == len(ATTEMPTS) - 1
-        # `moved` is the saddle point c times the last step of eps. This step changes the noise by about the square of
-        # `moved`, so `moved` below 0.01 is enough. On the last contour size (rung) a row is accepted if it needs up
-        # to 25 times the nodes of the rung, since the terms that the contour cuts off hardly change eps.
+        # `moved` is the saddle point c times the last step of eps, which changes the noise by about `moved` squared. On
+        # the last rung up to 25 times its nodes may be needed, since the terms cut off hardly change eps.
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
-        # eps or x at an end of its range cannot move on: a small last step then does not show that the row is solved
+        # at an end of the range of eps or x, a small last step does not show that the row is solved
         inside = at < np.log(rate[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE)
         inside &= (x > np.log(NOISE_RANGE[0])) & (x < np.log(NOISE_RANGE[1]))
         good &= inside
-        # `off` is the last step of x. If it is below 1e-4, the noise e^x is accepted. Otherwise only the eps is kept,
-        # and the noise is solved for again.
+        # `off` is the last step of x; if it is not below 1e-4, only the eps is kept, and the noise is solved for again
         close = good & fits & (np.abs(off) < 1e-4) & (slope < 0.0)
         wanted = np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need)
         following = np.maximum(wanted, step + 1)
-        # with `guess`, a row keeps the first attempt's eps if the row needs at most 8 times the nodes of this attempt
+        # With `guess`, a row that needs at most 8 times the first attempt's nodes keeps its result. It skips the last
+        # attempt, which is usually less close.
         kept = good | ((guess and step == 0) & inside & (slope < 0.0) & (need <= 8.0 * rung.nodes))
         due[rows] = np.where(good | (kept & (following == len(ATTEMPTS) - 1)), len(ATTEMPTS), following)
         for column, new in zip(solved, (np.exp(x), slope, np.full(rows.size, step), fits, close), strict=True):
@@ -421,12 +379,8 @@ def _by_rounds(
 
 
 TRIES = ((1, 1e-2), (4, 1e-8))
-"""Two tries at a bracket of mu: each is the pair (`times`, `tolerance`) for `by_tangents`.
-
-The second try is made if the first bracket is too wide.  A nearly Gaussian run needs more tangents, because
-its mu hardly falls as the false-positive rate rises.  A run with rare and large losses needs a smaller tolerance,
-because the contour cuts off far larger terms than the saddle point approximation shows.
-"""
+"""(`times`, `tolerance`) for `by_tangents`; the second try is made if the first bracket is too wide. Nearly Gaussian
+runs need more tangents. Rare and large losses need a smaller tolerance, as the contour cuts off more than estimated."""
 BELOW, ABOVE = 53, 8
 """Numbers of tangents at eps below and above the estimated best eps. The best eps may be above its estimate."""
 FARTHEST = 0.12
@@ -434,10 +388,7 @@ FARTHEST = 0.12
 
 
 def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
-    """Return the least protective value whose mu is at most the target, its bracket of mu, and its best eps.
-
-    mu has to hold only where both error rates are at least `above_fpr`.
-    """
+    """Return the least protective value whose mu is at most the target, its bracket of mu, and its best eps."""
     goal = goal._replace(relation="add_or_remove_one")  # mu holds in both directions, whatever the relation
     wanted, floor = flat[name], flat["above_fpr"]
     first, place = _start_for_mu(goal, wanted, floor)
@@ -501,8 +452,7 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
         place = Place(np.maximum(-mu * (ndtri(floor) + 0.5 * mu), 0.0), np.clip(wanted, 1e-9, 50.0))
         if goal.unknown == "noise_multiplier":
             solved, start.solved[:] = _by_contour(goal, rate, floor, mu, place.epsilon, guess=True)
-            # `slope` is the derivative of mu in x = log(noise). It follows from `solved.slope` = d log delta/dx and
-            # from mu = ndtri(delta + e^eps floor) - ndtri(floor).
+            # d mu/d log(noise), from `solved.slope` and mu = ndtri(delta + e^eps floor) - ndtri(floor)
             left_over = rate - np.exp(place.epsilon) * floor
             slope = np.sqrt(2.0 * np.pi) * np.exp(0.5 * ndtri(rate) ** 2) * left_over * solved.slope
             start.solved[:] &= (slope < 0.0) & np.isfinite(slope)
@@ -521,20 +471,13 @@ def _start_for_mu(goal: Goal, wanted: np.ndarray, floor: np.ndarray) -> tuple[St
 def by_tangents(
     run: Mechanism, relation: str, floor: np.ndarray, place: Place, width: float, times: int, tolerance: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of the mu of DP-SGD runs, and estimates of the best eps.
+    """Return bounds of mu at rates >= `floor`, by tangents, and estimates of the best eps (`place` holds earlier ones).
 
-    The bounds follow from tangents to the trade-off curve. One contour for each run and direction gives their deltas.
     The relation must have both directions, so that delta is the same if the two data sets are exchanged.
-
-    floor : the smallest false-positive rate at which mu must hold.
-    place : estimate of the eps at which `delta(eps) + e^eps floor` is least.
-    width : relative width at which a bracket of mu is narrow enough.
-    times : `times * BELOW` tangents are below the estimated best eps, and `times * ABOVE` above it.
-    tolerance : as for `deltas_along`.
     """
     near = three_places(place, KNOWN_WIDTH)
-    # The largest mu is usually needed at the false-positive rate `floor`, so most tangents are near the best eps of
-    # this rate. On either side of the best eps, the tangents' distances from it are proportional to 1, 4, 9, ...
+    # The largest mu is usually needed at the rate `floor`, so most tangents are near its best eps, at distances
+    # proportional to 1, 4, 9, ...
     below = 1.0 - np.linspace(1.0, 0.0, times * BELOW + 1)[:-1] ** 2
     above = 1.0 + FARTHEST * np.linspace(0.0, 1.0, times * ABOVE + 1)[1:] ** 2
     epsilon = np.concatenate([place.epsilon * np.append(below, above)[:, None], near])
@@ -553,7 +496,7 @@ def _lowest(epsilon: np.ndarray, delta: np.ndarray, floor: np.ndarray) -> np.nda
     """Estimate the eps at which `delta + e^eps floor` is least, by a parabola through three values."""
     rates = delta + np.exp(epsilon) * floor
     best = np.clip(np.argmin(rates, axis=0), 2, epsilon.shape[0] - 3)
-    # use the points two places from the lowest one, since the values of direct neighbours may differ by rounding alone
+    # not direct neighbours, whose values may differ by rounding alone
     x, y = (np.take_along_axis(v, best + np.array([-2, 0, 2])[:, None], axis=0) for v in (epsilon, rates))
     left, right = (y[1] - y[0]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
     bend = (right - left) / (x[2] - x[0])

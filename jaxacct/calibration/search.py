@@ -1,12 +1,8 @@
 """The search of every calibration: the least protective value whose certified epsilon meets a target.
 
-A batch of rows is searched together, in x = log(value).  The value that protects least is the smallest noise, the
-largest sampling rate, or the largest number of steps or candidates.  A value *holds* where the certified upper end of
-epsilon, evaluated at that very value, is at most the target.  Only values that hold are returned.  Poor first guesses
-make the search slower, not wrong.  If epsilon is not monotone in the value, another value that protects less may hold
-as well.
-
-For every calibration, `_judged` and `conclude` give each value its status and say whether it is shown to be the best.
+A value *holds* where the certified upper end of epsilon, evaluated at that very value, is at most the target.  Only
+values that hold are returned.  Poor first guesses make the search slower, not wrong.  If epsilon is not monotone in
+the value, another value that protects less may hold as well.
 """
 
 from __future__ import annotations
@@ -24,17 +20,15 @@ from jaxacct.engines.protocol import Effort
 CLAIMED = ("ok", "not_binding", "loose")
 """Statuses of a value whose certified epsilon meets the target."""
 AIM = 0.15
-"""Fast solves aim AIM * rtol (relatively) below the target, so that the certified epsilon usually meets the target."""
+"""Fast solves aim below the target by AIM * rtol, relatively, so that the certified epsilon usually meets it."""
 USUAL_SLOPE_OF_NOISE, USUAL_SLOPE = -1.3, 1.0
 """First guesses of d log(epsilon)/dx, where x = log(value): the first if epsilon falls in x, the second if it rises."""
 LARGEST_EXCESS = 8.0
 """Bound to which |log(epsilon/target)| is clipped. If epsilon is unknown, the logarithm counts as LARGEST_EXCESS."""
 WIDE = 0.1
-"""A bracket of epsilon with a larger relative width is wide. With wide brackets the search ends sooner: once epsilon is
-below the target by less than WIDE times the bracket's width, or log(value) is known to within WIDE * rtol."""
+"""A bracket of epsilon is wide above this relative width: near values cannot be told apart, so a search ends sooner."""
 ROUGH_EFFORTS = Effort(0.3, 2**25, in_search=True), Effort(2.5e-3, 2**27, in_search=True)
-"""Efforts of the brackets that bring a search near its solution, where narrow brackets take long. Their memory allows
-lattices of 2^15 or 2^16 nodes, and of 2^18."""
+"""Efforts of the brackets that start a search; their memory allows lattices of 2^15 or 2^16 nodes, and of 2^18."""
 HOPELESS = 0.05
 """If a bracket is wider than this, relatively, after the last of them, no effort leads to a narrow bracket."""
 AT_LIMIT = 1e-12
@@ -49,33 +43,19 @@ class Search(NamedTuple):
 
     evaluate: Evaluate
     target: np.ndarray
-    """The epsilon that the value must meet."""
-    lowest: np.ndarray
+    lowest: np.ndarray  # > 0
     highest: np.ndarray
-    """Lowest and highest value that are searched, both positive."""
-    falls: np.ndarray
-    """Whether epsilon falls as the value grows."""
-    rtol: float
-    """A row is finished once the upper end of its epsilon is below the target by at most 0.5 * rtol * `scale`."""
-    closest: float = 1e-12
-    """A row is also finished once two values differ by less than this in log(value), and only one of them holds."""
-    whole: bool = False
-    """Whether values are whole numbers."""
-    infeasible: str = "infeasible"
-    """Status of a row in which no value holds."""
-    privates_first: np.ndarray | None = None
-    """Mask of the rows in which the search first tries the limit that protects least. None stands for no row."""
-    scale: np.ndarray | None = None
-    """Unit of the distances between epsilon and the target, row by row. None stands for the target itself."""
-    says_best: bool = True
-    """Whether one more value may be evaluated to show that the found value is the best."""
-    all_there_is: bool = False
-    """Whether the limit that protects least is the end of all possible values, as 1 is for a sampling probability."""
-    reach: float = 0.3
-    """Longest first step of x = log(value)."""
-    roughly: Callable[[np.ndarray, np.ndarray, Effort], Bounds] | None = None
-    """As `evaluate`, with a given effort. If it is given, and values need not be whole, rows that are not solved are
-    searched by rough brackets first (`_approached`)."""
+    falls: np.ndarray  # whether epsilon falls as the value grows
+    rtol: float  # a row is finished once its upper epsilon is below the target by at most 0.5 * rtol * `scale`
+    closest: float = 1e-12  # or once a value that holds and one that does not differ by less in log(value)
+    whole: bool = False  # whether values are whole numbers
+    infeasible: str = "infeasible"  # status of a row in which no value holds
+    privates_first: np.ndarray | None = None  # rows in which the least protective limit is tried first; None: none
+    scale: np.ndarray | None = None  # unit of distances between epsilon and the target; None: the target
+    says_best: bool = True  # whether one more value may be evaluated to show that the found value is the best
+    all_there_is: bool = False  # whether values end at the least protective limit, as a sampling probability does at 1
+    reach: float = 0.3  # longest first step of x = log(value)
+    roughly: Callable[[np.ndarray, np.ndarray, Effort], Bounds] | None = None  # `evaluate` for a given effort
 
     def closeness(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
         """Return s = rtol * scale / target. A row is done once (1 - s/2) target <= upper end of epsilon <= target."""
@@ -87,28 +67,22 @@ class Start(NamedTuple):
     """The x = log(value) at which the search of some rows starts, with what is known at this x."""
 
     x: np.ndarray
-    slope: np.ndarray
-    """d log(epsilon)/dx; 0 where it is not known."""
-    solved: np.ndarray
-    """Whether x is thought to be the solution."""
+    slope: np.ndarray  # d log(epsilon)/dx; 0 where it is not known
+    solved: np.ndarray  # whether x is thought to be the solution
 
 
 class BestValues(NamedTuple):
     """The best value of each row, with its certified epsilon; NaN where no value holds."""
 
     value: np.ndarray
-    status: np.ndarray
-    """One of "ok" (the value is shown to be the best), "not_binding" (the limit that protects least meets the target),
-    "loose" (the value meets the target, but is not shown to be the best), or a status that begins with "infeasible"."""
+    status: np.ndarray  # as in `Calibration`
     lower: np.ndarray
     estimate: np.ndarray
     upper: np.ndarray
     kind: np.ndarray
-    word: np.ndarray
-    """`Bounds.status` of the certified epsilon, such as "ok" or "width"; where no value holds, the same as `status`."""
+    word: np.ndarray  # `Bounds.status` of the certified epsilon; where no value holds, the same as `status`
     engine: np.ndarray
-    shown: np.ndarray
-    """Whether the value is shown to be the best one (see `_judged`)."""
+    shown: np.ndarray  # whether the value is shown to be the best one (see `_judged`)
 
     def bounds(self, shape: tuple[int, ...]) -> Bounds:
         """Return the certified epsilon at the values, as Bounds whose arrays have this shape."""
@@ -131,10 +105,7 @@ class BestValues(NamedTuple):
 
 
 def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> BestValues:
-    """Return, for every row, the least protective value that holds, with its certified epsilon.
-
-    start : function from rows to their `Start`. It is called once, with the rows that `_settled_by_limits` returns.
-    """
+    """Return each row's least protective value that holds. `start` is called once, for rows not settled by limits."""
     size, own = search.target.size, search.evaluate
     found, missed, steep = _nothing_yet(size), np.full(size, np.nan), np.zeros(size, bool)
 
@@ -172,10 +143,7 @@ def _nothing_yet(size: int) -> BestValues:
 
 
 def _approached(search: Search, rows: np.ndarray, begin: Start) -> tuple[Start, Search]:
-    """Return a start nearer to the solutions, and the search that goes on from there.
-
-    Each of ROUGH_EFFORTS is used in turn. Rows that are `hopeless` at last go on with the last of them.
-    """
+    """Return a start nearer to the solutions, by ROUGH_EFFORTS in turn, and the search that goes on from there."""
     narrow, target = search.evaluate, search.target
     hopeless, guessed = np.zeros(target.size, bool), np.zeros(target.size, bool)
     known: dict[tuple[Effort, bytes, bytes], Bounds] = {}
@@ -188,10 +156,7 @@ def _approached(search: Search, rows: np.ndarray, begin: Start) -> tuple[Start, 
         return known[asked]
 
     def steering(rows: np.ndarray, values: np.ndarray, effort: Effort) -> Bounds:
-        """Return estimates of epsilon as `Bounds`, though they bound nothing: they only steer, and no claim uses them.
-
-        If a bracket stays wide and contains the target, the target is the estimate.
-        """
+        """Return estimates of epsilon as `Bounds` that bound nothing: they only steer, and no claim uses them."""
         bounds = roughly(rows, values, effort)
         middle, high = bounds.estimate, bounds.upper
         low = np.where(np.equal(bounds.kind, "certified"), bounds.lower, middle)
@@ -230,10 +195,8 @@ def _lower_end(found: Bounds | BestValues) -> np.ndarray:
 def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.ndarray) -> None:
     """Write the status of each value that meets the target, and whether brackets show that it is the best value.
 
-    A value is shown to be the best one in two cases.  In the first case a value that protects slightly less has an
-    epsilon whose lower end exceeds the target.  In the second case both ends of the value's own epsilon are within rtol
-    of the target, and epsilon changes fast enough with the value (`steep`).  If neither case is shown yet, a value that
-    protects slightly less is evaluated, unless the bracket is wide or `search.says_best` is False.
+    It is the best if the lower end of epsilon exceeds the target at a value that protects slightly less, or if its own
+    epsilon is within rtol of the target at both ends and changes fast enough with the value (`steep`).
     """
     apart = max(least_apart(search.rtol), search.closest)
     bolder = np.where(search.falls, -1.0, 1.0)
@@ -280,10 +243,7 @@ def start_at(values: np.ndarray) -> Callable[[np.ndarray], Start]:
 
 
 def status_of_upper_end(upper: float, target: float, share: float, at_limit: bool) -> str:
-    """Return the status of a value if only the upper end of epsilon is known.
-
-    "ok" if at most `share` of the target stays unspent. Otherwise "not_binding" if the value is a limit of the search,
-    and "loose" if it is not.
+    """Return the status of a value by its upper epsilon: "ok" if at most `share` of the target stays unspent.
 
     >>> status_of_upper_end(1.9999, 2.0, 1e-3, False), status_of_upper_end(1.5, 2.0, 1e-3, True)
     ('ok', 'not_binding')
@@ -305,12 +265,9 @@ def least_private(
     whole: bool = False,
     margin: float = 0.0,
 ) -> float:
-    """Return the least protective value that holds, judged by upper bounds of epsilon alone; NaN if no value holds.
+    """Return the least protective value that holds by upper bounds of epsilon (`upper`) alone; NaN if no value holds.
 
-    upper : function from an array of values to the upper bounds of epsilon at these values.
-    margin : share of the target that stays unspent, since another evaluation may differ by rounding.
-
-    The other arguments are those of `Search`.
+    `margin` is the share of the target that stays unspent, since another evaluation may differ by rounding.
 
     >>> round(least_private(lambda noise: 3.0 / noise, 1.5, 1.0, (0.1, 100.0), falls=True, rtol=1e-6), 5)
     2.0
@@ -362,10 +319,7 @@ def _values(search: Search, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
 def _secant(
     search: Search, found: BestValues, rows: np.ndarray, start: Start
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Search by a bracketed secant on log(epsilon).
-
-    Return the last x, log(epsilon/target) there, and the slope of log(epsilon), 0 where it is not known.
-    """
+    """Search by a bracketed secant. Return the last x, log(epsilon/target) there, and the slope (0 if not known)."""
     low, high, falls = np.log(search.lowest[rows]), np.log(search.highest[rows]), search.falls[rows]
     private_limit, bold_limit = np.where(falls, high, low), np.where(falls, low, high)
     size = rows.size
@@ -413,7 +367,6 @@ def _secant(
             # where epsilon is 0 or unknown, `excess` shows only the direction of the step, not its length
             far = np.abs(excess) >= LARGEST_EXCESS
             step = np.where(far, -2.0 * np.sign(excess) * np.sign(slope[here]) * reach[here], step)
-            # where brackets of epsilon are wide, near values cannot be told apart, so the search of a row ends sooner
             unsure = (np.asarray(bounds.status) == "width") & (bounds.lower > 0.0)
             wide = unsure & (bounds.upper - bounds.lower > WIDE * bounds.upper)
             close |= holds & wide & (target - bounds.upper < WIDE * (bounds.upper - bounds.lower))
@@ -430,14 +383,9 @@ def _secant(
 
 
 def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: np.ndarray) -> None:
-    """Search for the least protective whole number that meets the target ("holds").
-
-    The search goes outwards from the start in growing strides. Once one number meets the target, and another that
-    protects less misses it, the search goes on between these two.
-    """
+    """Search for the least protective whole number that holds: outwards in growing strides, then inside a bracket."""
     low, high = search.lowest[rows], search.highest[rows]
-    # the direction in which values protect less ("bolder")
-    bolder = np.where(search.falls[rows], -1.0, 1.0)
+    bolder = np.where(search.falls[rows], -1.0, 1.0)  # the direction in which values protect less
     bold_limit, private_limit = np.where(bolder > 0, high, low), np.where(bolder > 0, low, high)
     with np.errstate(over="ignore"):
         n = np.clip(np.floor(np.exp(start) * (1.0 + bolder * AIM * search.rtol)), low, high)
@@ -470,8 +418,7 @@ def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: n
         n = np.where(bracketed, np.floor(0.5 * (holds_at + fails_at)), np.clip(outwards, low, high))
         # log(epsilon) is interpolated only where `holds_at` and `fails_at` differ by more than a factor of 2
         far = np.maximum(holds_at, fails_at) > 2.0 * np.minimum(holds_at, fails_at)
-        # of three turns, two interpolate log(epsilon) linearly in log(n), and one bisects, since interpolation may make
-        # little progress.
+        # one turn of three bisects, since interpolation of log(epsilon) in log(n) may make little progress
         if turn % 3:
             with np.errstate(divide="ignore", invalid="ignore"):
                 share = holds_excess / (holds_excess - fails_excess)
