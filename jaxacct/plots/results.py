@@ -21,7 +21,6 @@ from jaxacct.sweeps.solve import run_of_row
 from jaxacct.sweeps.table import TEXT, Table, place, read_table, solved_for, varying
 
 MOST_ROWS = 6
-"""Largest number of rows that are drawn by default: a legend with this number of rows still fits."""
 _PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
 
 
@@ -42,23 +41,21 @@ def plot(
     ----------
     result : Table, the DataFrame that a sweep returned, or the path of a .csv or .parquet result
     out : path ending in .png, .svg or .pdf
-    kind : {"curve", "heatmap", "profile", "tradeoff"}
-        A curve shows a value against an input, with the value's bracket as a band.  A heat map shows a value as colour
-        over two inputs.  "profile" draws some rows by `plot_profiles`, and "tradeoff" by `plot_tradeoffs`.
-        By default a curve, or a heat map where two inputs have more than eight values each.
-    x, by : names of inputs.  `x` is along the horizontal axis.  `by` is along the vertical axis of a heat map.
-        Otherwise each value of `by` has a curve.  By default these are the inputs with the most values.  All other
-        inputs are held at the value that most rows have.
-    value : name of a column
-        By default the quantity that the sweep solved for. If that is a parameter, value="epsilon" draws the
-        epsilon that was reached.
-    where : a dict of column names and values; only the rows with these values are drawn.
-    rows : the rows to draw as profiles or trade-off curves, numbered from 0 among the rows that `where` leaves; by
+    kind : {"curve", "heatmap", "profile", "tradeoff"}; a value against an input, with its bracket as a band; a value as
+        colour over two inputs; or some rows by `plot_profiles` or `plot_tradeoffs`. By default a curve, or a heat map
+        where two inputs have more than eight values each.
+    x, by : names of inputs, by default those with the most values. `x` is along the horizontal axis. A heat map has
+        `by` along its vertical axis, and a curve is drawn for each value of `by`. All other inputs are held at the
+        value that most rows have.
+    value : name of a column, by default of the quantity that the sweep solved for. If that is a parameter,
+        value="epsilon" draws the epsilon that was reached.
+    where : dict from column names to values; only the rows with these values are drawn.
+    rows : numbers, from 0, of the rows to draw as profiles or trade-off curves, among the rows that `where` leaves. By
         default up to six rows, evenly spread.
 
     Returns
     -------
-    dict : the kind of picture, the columns along the axes, the inputs held fixed, and the file.
+    dict : the kind of picture, what it draws along which axis, the inputs held fixed, and the file.
 
     References
     ----------
@@ -102,7 +99,7 @@ def plot(
 
 
 def draw_curves(view: View, canvas: Any, axes: Any) -> int:
-    """Draw the value against x, one curve per value of `by`, with the bracket as a band; return how many curves."""
+    """Draw the value against x, one curve per value of `by`, with its bracket as a band; return how many curves."""
     table, (low, middle, high) = view.table, view.ends()
     families = [None] if view.by is None else list(dict.fromkeys(table[view.by].tolist()))
     if view.by is not None and view.by not in TEXT:
@@ -186,7 +183,7 @@ def _levels(cells: np.ndarray) -> list[float]:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The rows to draw, and the inputs `x` and `by` (the vertical axis of a heat map, else one curve per value)."""
+    """The rows to draw, the column `value` to draw, and the inputs `x`, `by` to draw it against (see `plot`)."""
 
     table: Table
     quantity: str
@@ -204,7 +201,7 @@ class View:
 
 
 def measured(quantity: str) -> str:
-    """Given what a sweep solved for, return what the columns `lower`, `estimate`, `upper` bracket: epsilon or delta."""
+    """Return what the columns `lower`, `estimate`, `upper` bracket if a sweep solved for `quantity`."""
     return "delta" if quantity == "delta" else "epsilon"
 
 
@@ -257,8 +254,7 @@ def choose(
     if x is None:
         raise InputError("no input differs between the rows; there is nothing to draw along an axis")
     if by is None:
-        # A heat map is drawn by default if a numeric input has more than eight values.  Its `by` is the numeric input
-        # with the most values.  The `by` of curves has the most values among the inputs with at most eight.
+        # a heat map takes the numeric input with the most values, curves the input with the most of at most eight
         others = _open_axes(table, value, x, by)
         count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
         by = max((name for name in others if name not in TEXT), key=count.__getitem__, default=None)
@@ -293,7 +289,7 @@ def _open_axes(table: Table, value: str, x: str, by: str | None) -> list[str]:
 
 
 def pick(table: Table, rows: list[int] | None) -> Table:
-    """Return the requested rows, or up to six evenly spread rows; refuse rows without an answer."""
+    """Return the requested rows, or up to MOST_ROWS evenly spread rows; refuse rows without an answer."""
     if rows is None:
         solved = np.flatnonzero(np.isfinite(table["upper"]))
         spread = np.linspace(0, solved.size - 1, min(solved.size, MOST_ROWS)).astype(int)
@@ -314,7 +310,7 @@ def pick(table: Table, rows: list[int] | None) -> Table:
 
 
 def _curves(table: Table) -> list[Curve]:
-    """Return a curve for each row; its label names the inputs that differ between the rows."""
+    """Return a curve for each row, with a label of the inputs that differ between the rows."""
     differ = {name: column for name, column in _inputs(table).items() if len(set(column)) > 1}
     found = []
     for row, relation in enumerate(table["relation"].tolist()):

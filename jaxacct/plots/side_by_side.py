@@ -24,21 +24,19 @@ from jaxacct.representations.risk_table import RiskTable
 MOST_CURVES = 8
 """Largest number of curves of one picture; a reader could not distinguish more."""
 SMALLEST_DELTA = 1e-10
-"""Smallest delta of a drawn profile, below any delta that is claimed in practice."""
 ENDS_TRIED = (SMALLEST_DELTA, 1e-6, 1e-3, 0.1)
-"""Deltas at which a curve may end.  It ends at the smallest of these deltas that has a finite epsilon."""
+"""A curve ends at the smallest of these deltas that has a finite epsilon."""
 RATES = 81
-"""Number of false positive rates at which a trade-off function is computed by default."""
 
 OTHER_NOISE = {
     "random_allocation": "random allocation, independent noise",
     "fixed_order": "not sampled, buffered noise",
 }
-"""Ways of sampling whose options of a `StrategyAdvice` have no number of bands, each with its name in the legend."""
+"""Names in the legend of the options of a `StrategyAdvice` that have no bands, by their way of sampling."""
 
 
 class Curve(NamedTuple):
-    """A curve: its name in the legend, and the profile that it shows."""
+    """A profile to draw, and its name in the legend."""
 
     name: str
     profile: Profile
@@ -53,20 +51,17 @@ def plot_profiles(
 ) -> Foreign:
     r"""Draw delta against epsilon for any mechanisms side by side (needs matplotlib).
 
-    Each line is the upper end of `delta(eps) = sup H_{e^eps}(P || Q)` over neighbours.  A claim may state this end.
-    Between computed values of epsilon the line is the chord in e^eps.  The chord is no lower than delta, since delta is
-    convex in e^eps.  The band below the line reaches down to the lower end.  The legend names each curve's kind, such
-    as "certified".
+    Each line is the upper end of `delta(eps) = sup H_{e^eps}(P || Q)` over neighbours, which a claim may state. Between
+    computed points the line is the chord in e^eps, which is no lower than delta, since delta is convex in e^eps. A band
+    reaches down to the lower end. The legend names each curve's kind, such as "certified".
 
     Parameters
     ----------
-    mechanisms : dict from names to Mechanism or Profile; or one Mechanism or Profile
-        The names stand in the legend.  A batch has a curve for each of its elements, 8 curves at most.
-    epsilon : values >= 0 at which delta is computed.  By default 120 values up to where delta is 1e-10.
-    relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}, optional
-        By default "add_or_remove_one", and for a Profile its own relation.
-    axes : the axes to draw on.  By default they are those of a new figure, which a notebook shows.
-        `axes.figure.savefig(path)` writes the figure to a file.
+    mechanisms : Mechanism or Profile, or a dict of them, by their names in the legend. A batch has a curve for each of
+        its elements. At most 8 curves are drawn.
+    epsilon : values >= 0 at which delta is computed, by default 120 values up to where delta is 1e-10.
+    relation : the neighbouring relation, by default "add_or_remove_one"; a Profile has its own.
+    axes : the axes to draw on, by default those of a new figure. `axes.figure.savefig(path)` writes it to a file.
 
     Returns
     -------
@@ -103,13 +98,11 @@ def plot_tradeoffs(
     r"""Draw the trade-off functions of any mechanisms side by side (needs matplotlib).
 
     Each line is the lower end of `f(alpha)`, the least false negative rate of any membership test with false positive
-    rate alpha.  At the computed rates no attack is below the line.  The band above the line reaches up to the upper
-    end.
+    rate alpha. At the computed rates no attack is below the line. A band reaches up to the upper end.
 
     Parameters
     ----------
-    mechanisms, relation, axes
-        As in `plot_profiles`.
+    mechanisms, relation, axes : as in `plot_profiles`.
     fpr : false positive rates in [0, 1], by default 81.
 
     Returns
@@ -134,7 +127,7 @@ def plot_tradeoffs(
 
 
 def draw_profiles(axes: Any, curves: list[Curve], epsilon: np.ndarray | None, *words: str) -> None:
-    """Draw delta against epsilon, by default up to where delta is 1e-10; add `words` to the title."""
+    """Draw delta against epsilon, by default up to where delta is SMALLEST_DELTA; add `words` to the title."""
     grids, ends = _epsilons(curves) if epsilon is None else ([epsilon] * len(curves), epsilon)
     drawn = _draw(axes, curves, grids, lambda one, at: one.delta(at), "upper")
     smallest = min(line[line > 0.0].min(initial=1.0) for line in drawn)
@@ -151,7 +144,7 @@ def draw_profiles(axes: Any, curves: list[Curve], epsilon: np.ndarray | None, *w
 
 
 def draw_tradeoffs(axes: Any, curves: list[Curve], fpr: np.ndarray | None, *words: str) -> None:
-    """Draw the trade-off functions, by default at 81 rates; add `words` to the title."""
+    """Draw the trade-off functions, by default at RATES rates; add `words` to the title."""
     near_zero = np.concatenate([np.geomspace(1e-4, 1e-2, 10), np.linspace(0.0, 1.0, RATES - 10)])
     grids = [np.unique(near_zero) if fpr is None else fpr] * len(curves)
     _draw(axes, curves, grids, lambda one, at: one.tradeoff(at), "lower")
@@ -163,14 +156,13 @@ def draw_tradeoffs(axes: Any, curves: list[Curve], fpr: np.ndarray | None, *word
 
 
 def plot_risks(table: RiskTable, *, names: Sequence[str] | None = None, axes: Foreign = None) -> Foreign:
-    """Draw the readings of `ja.risk` that are probabilities, as bars (needs matplotlib).
+    """Draw the readings of `ja.risk` that are probabilities, as bars up to their upper ends (needs matplotlib).
 
-    Every bar shows an upper end.  A line across the bar marks the success of an attacker who does not see the output.
-    A batch has a bar for each of its configurations, 8 at most.
+    A line across the bar marks the success of an attacker who does not see the output.
 
     Parameters
     ----------
-    table : RiskTable
+    table : RiskTable of at most 8 configurations, each of which has its own bars.
     names : names of the configurations of a batch in the legend; by default their indices.
     axes : as in `plot_profiles`.
 
@@ -246,7 +238,7 @@ def draw_strategies(advice: Any, axes: Any = None) -> Any:
 
 
 def _curves(mechanisms: Any, relation: str | None) -> tuple[list[Curve], str]:
-    """Return one curve for each element of each mechanism, and the relation of all curves in words."""
+    """Return a curve for each element of each mechanism, and the relation of all curves in words."""
     if relation is not None:
         choice("relation", relation, RELATIONS)
     named = mechanisms if isinstance(mechanisms, Mapping) else {"": mechanisms}
@@ -281,10 +273,10 @@ def _elements(name: str, whole: Profile, room: int) -> list[Curve]:
 
 
 def _epsilons(curves: list[Curve]) -> tuple[list[np.ndarray], list[float]]:
-    """Return values of epsilon for each curve, denser near 0, and the epsilon at which each curve ends."""
+    """Return each curve's values of epsilon, denser near 0, and the epsilon at which each curve ends."""
     tried = [account.epsilon(one.mechanism, np.array(ENDS_TRIED), relation=one.relation).upper for _, one in curves]
     ends = [max(float(next((end for end in found if np.isfinite(end)), 10.0)), 1e-3) for found in tried]
-    # a curve whose delta never falls to 1e-10 is drawn up to the farthest end of any curve
+    # a curve whose delta never falls to SMALLEST_DELTA is drawn up to the farthest end of any curve
     last = [end if np.isfinite(found[0]) else max(ends) for end, found in zip(ends, tried, strict=True)]
     squares = np.linspace(0.0, 1.0, 120) ** 2
     return [np.unique(np.append(squares * far, end)) for far, end in zip(last, ends, strict=True)], ends
@@ -312,7 +304,7 @@ def _draw(
 
 
 def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return points on the chords between neighbouring points (e^eps, delta).  The given points are among them."""
+    """Return the given points, and points on the chords between neighbouring points (e^eps, delta)."""
     if epsilon.size < 2:
         return epsilon, delta
     gap = np.diff(epsilon)[:, None]
@@ -324,7 +316,7 @@ def _chords(epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def axes_for(given: Any, square: bool) -> Any:
-    """Return the given axes, or those of a new pyplot figure. A notebook shows such a figure by itself."""
+    """Return the given axes, or those of a new pyplot figure, which a notebook shows by itself."""
     if given is not None:
         return given
     optional_package("matplotlib", "a picture")

@@ -1,4 +1,4 @@
-"""The look of pictures: labels with symbols, scales, colours that colour-blind readers can distinguish, and saving."""
+"""The look of pictures (labels with symbols, scales, colours for colour-blind readers), and how they are saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from jaxacct.core.validation import InputError
 
 SYMBOL = {"noise_multiplier": "$\\sigma$", "sampling_probability": "$q$", "steps": "$T$", "epsilon": "$\\varepsilon$"}
 SYMBOL |= {"delta": "$\\delta$", "target_epsilon": "target $\\varepsilon$", "target_delta": "target $\\delta$"}
-"""The symbols of inputs, for titles and legends."""
 MEANING = {
     "noise_multiplier": "noise multiplier $\\sigma$ (noise s.d. / clip norm)",
     "sampling_probability": "sampling probability $q$ per step",
@@ -49,7 +48,7 @@ MEANING = {
     "probability_of_run": "probability that a trial runs",
     "count": "number of candidates $K$",
 }
-"""The meaning of each input, for the labels of axes."""
+"""Labels of axes."""
 RELATION = {
     "add_or_remove_one": "add or remove one record",
     "add_one": "add one record",
@@ -57,7 +56,6 @@ RELATION = {
     "replace_one": "replace one record",
     "zero_out": "zero out one record",
 }
-"""Words for the neighbouring relations."""
 
 _DISTINCT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c00")
 """Okabe and Ito's palette, with its yellow darkened for white paper."""
@@ -80,7 +78,7 @@ _SETTINGS = {
 
 
 def settings() -> Any:
-    """Return the context in which a figure is drawn and saved; on exit matplotlib's own settings return."""
+    """Return the context in which a figure is drawn and saved; its exit restores matplotlib's settings."""
     return optional_package("matplotlib", "a picture").rc_context(_SETTINGS)
 
 
@@ -93,7 +91,7 @@ def figure(square: bool) -> tuple[Any, Any]:
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a picture that could not be written, before any work is done for it."""
+    """Refuse a path whose ending is no picture's, or a missing matplotlib, before any work is done."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{path}: a picture must end in .png, .svg or .pdf")
     optional_package("matplotlib", "a picture")
@@ -115,7 +113,7 @@ def spread_over_decades(values: Any) -> bool:
 
 
 def scale(axes: Any, side: str, values: Any) -> None:
-    """Make an axis logarithmic if its values are far apart; if they span few decades, label it with plain numbers."""
+    """Make an axis logarithmic if its values need it; if they span few decades, label it with plain numbers."""
     if not spread_over_decades(values):
         return
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

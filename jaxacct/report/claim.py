@@ -1,4 +1,4 @@
-"""`Claim`: one answer, and any reason why it must not be claimed. `up` and `down`: a number as text, rounded."""
+"""`Claim`: one answer, and any reason against claiming it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxacct.mechanisms import Mechanism
 
 
 def safe(text: str) -> str:
-    """Return text from a file, with a question mark in place of every character that is not printable."""
+    """Return text with a question mark in place of every character that is not printable."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -31,11 +31,9 @@ CLAIMABLE = ("certified", "bound")
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """An answer, the mechanism that the answer is about, and the reason against claiming the answer, if there is one.
+    """An answer, the mechanism that it is about, and any reason against claiming it.
 
-    The claim states the upper end of the answer:
-
-        (epsilon <= upper) at the given delta, or (delta <= upper) at the given epsilon.
+    The claim is (epsilon <= upper) at the given delta, or (delta <= upper) at the given epsilon.
 
     Parameters
     ----------
@@ -47,8 +45,7 @@ class Claim:
     mechanism : the mechanism of the claim; None where no single mechanism describes it.
     happened : whether a run took place; False for a plan, a mechanism or a row of a sweep, which only describe a run.
     trouble : a reason against the claim that `bounds` does not show; empty if there is none.
-    profile : tuple of (epsilon, delta), or None
-        Points of the privacy profile.  If they are given, the risks follow from these points, not from `mechanism`.
+    profile : tuple of (epsilon, delta), or None; if given, the risks follow from these points, not from `mechanism`.
 
     Raises
     ------
@@ -96,7 +93,7 @@ class Claim:
 
     @property
     def obstacle(self) -> str:
-        """The reason against the claim, in words; empty where the claim may be made."""
+        """The reason against the claim, in words; empty if the claim may be made."""
         if self.trouble:
             return self.trouble
         if self.bounds is None:

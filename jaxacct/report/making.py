@@ -52,28 +52,23 @@ def report(
 ) -> Report:
     """Make one page on a privacy claim, for the person who must sign it.
 
-    The page states the claim (epsilon <= upper) at a delta, in words.  It states the neighbouring relation and the
-    assumptions, the largest success of an attacker, every mechanism, how to verify the claim, and what the claim does
-    not say.  Every figure of a claim is the upper end of a bracket.  If an answer is not ok, the page says that the
-    answer must not be claimed.
+    The page states the claim (epsilon <= upper) at a delta, its neighbouring relation and assumptions, the largest
+    success of an attacker, every mechanism, how to verify the claim, and what the claim does not say. Every figure is
+    the upper end of a bracket. If an answer is not ok, the page says that it must not be claimed.
 
     Parameters
     ----------
-    subject : path, Ledger, Plan, Table, Mechanism, or the DataFrame that a sweep returned
-        A path leads to a ledger, to the result of a sweep (.csv or .parquet), or to a plan or a mechanism as JSON.
-        For a ledger, epsilon is derived again from the ledger's entries.  For a sweep, the answer of each row is
-        derived again from the row's parameters.
-    out : the file to write the page to, a path ending in .html or .md.  An existing file is replaced.
-    delta : float in (0, 1), optional
-        The delta of the claim.  It is required for a mechanism.  For a ledger the default is the delta of its last
-        plan.  It is refused for a plan and for the result of a sweep, which state their own delta.
-    rows : the numbers, counted from 0, of the rows of a sweep's result that the page describes in detail, at most 20.
-        By default the page describes the first 3 rows in detail, and lists the first 50 rows in a table.
-    prior : in (0, 1); the probability, before the output is seen, that the record was used.
-    relation : the neighbouring relation of a mechanism, by default "add_or_remove_one".  Every other subject has its
-        own relation.
-    model, organisation, contact : str
-        The model's name, who releases the model, and whom to ask.  The page shows them at its top.
+    subject : Ledger, Plan, Table, Mechanism, the DataFrame that a sweep returned, or the path of a ledger, of a sweep's
+        result (.csv or .parquet), or of a plan or a mechanism as JSON. Epsilon is derived again from the entries of a
+        ledger, and from the parameters of each row of a sweep.
+    out : path of the page, ending in .html or .md. An existing file is replaced.
+    delta : float in (0, 1); the delta of the claim. A mechanism needs it. For a ledger the default is the delta of its
+        last plan. A plan and the result of a sweep have their own delta.
+    rows : numbers, from 0, of the rows of a sweep's result that the page describes in detail, at most 20. By default
+        the page describes the first 3 rows in detail, and lists the first 50 rows in a table.
+    prior : float in (0, 1); the probability, before the output is seen, that the record was used.
+    relation : the neighbouring relation of a mechanism, by default "add_or_remove_one". Other subjects have their own.
+    model, organisation, contact : the model's name, who releases it, and whom to ask; for the top of the page.
 
     Returns
     -------
@@ -116,11 +111,9 @@ def report(
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A page on one or several privacy claims; `jaxacct.report.report` makes it.
+    """A page on one or several privacy claims, made by `jaxacct.report.report`.
 
-    The fields hold the brackets from which the page was made.  Every figure of a claim is an upper end:
-
-        epsilon <= claims[k].upper at delta = claims[k].given.
+    The claim number k is epsilon <= claims[k].upper at delta = claims[k].given.
 
     Parameters
     ----------
@@ -128,7 +121,7 @@ class Report:
     claims : the claims that the page states in detail.
     readings : the risks of each claim; None for a claim whose risks were not derived.
     blocks : the pieces of the page, in order.
-    rows_not_claimed : number of rows of the page's table that must not be claimed.
+    rows_not_claimed : how many rows of the page's table must not be claimed.
 
     References
     ----------
@@ -161,7 +154,7 @@ class Report:
         return page.markdown(self.blocks)
 
     def write(self, out: str | os.PathLike[str]) -> None:
-        """Write the page to the file `out`: Markdown if `out` ends in .md, else HTML.  Raise InputError on failure."""
+        """Write the page to the file `out`: Markdown if `out` ends in .md, else HTML. Raise InputError on failure."""
         path = _page_path(out)
         text = self.to_markdown() if path.suffix.lower() == ".md" else self.to_html()
         with replacing(path) as temporary:
@@ -169,7 +162,7 @@ class Report:
 
 
 def _page_path(out: object) -> Path:
-    """Return `out` as a path. Refuse an object that is no path, an ending that is not in `ENDINGS`, and a folder."""
+    """Return `out` as a path. Refuse an object that is no path, an ending that is not in ENDINGS, and a folder."""
     path = out_path(out, "the page, such as 'report.html'")
     if path.suffix.lower() not in ENDINGS:
         raise InputError(f"{path}: a report must end in {', '.join(ENDINGS)}")
@@ -194,7 +187,7 @@ def _refuse_same(subject: Any, out: Path) -> None:
 def _blocks(
     subject: Subject, readings: Sequence[Readings | None], when: datetime, named: Sequence[tuple[str, str]]
 ) -> Iterator[page.Block]:
-    """Yield the pieces of the page.  `named` holds the model, organisation and contact, as pairs (name, text)."""
+    """Yield the pieces of the page. `named` has (name, text) pairs of the model, the organisation and the contact."""
     path = safe(subject.path)
     yield page.Heading("Privacy report", 1)
     of = f"{subject.what}, {path}" if path else subject.what

@@ -1,4 +1,4 @@
-"""The pieces of a page.  A piece holds plain text, and writes this text, escaped, as HTML or as Markdown."""
+"""The pieces of a page. A piece holds plain text, which it writes, escaped, as HTML or as Markdown."""
 
 from __future__ import annotations
 
@@ -78,9 +78,7 @@ class Items(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """Names with their values."""
-
-    pairs: Sequence[tuple[str, str]]
+    pairs: Sequence[tuple[str, str]]  # (name, value)
 
     def html(self) -> str:
         return "<dl>" + "".join(f"<dt>{_text(a)}</dt><dd>{_text(b)}</dd>" for a, b in self.pairs) + "</dl>"
@@ -130,8 +128,6 @@ class Picture(NamedTuple):
 
 
 class Code(NamedTuple):
-    """Command lines or lines of Python."""
-
     lines: Sequence[str]
 
     def html(self) -> str:

@@ -1,4 +1,4 @@
-"""The risks of a claim: the largest success of an attacker who sees one output, in numbers and as a picture."""
+"""The risks of a claim: the largest success of an attacker who sees the output, in numbers and as a picture."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _DECADES = 4
 """Number of decades on both axes, which go from 10^-4 to 1."""
 _LINE, _GUESS, _INK, _GRID = "#0b5394", "#777777", "#333333", "#e2e2e2"
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
-"""The false-positive rates at which a report states the true-positive rate."""
+"""Rates at which a report states the true-positive rate."""
 _CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_RATES]))
 
 
 class Readings(NamedTuple):
-    """The largest success of any attacker.  The `upper` of each `Bounds` is a certified upper bound."""
+    """Brackets of the largest success of any attacker."""
 
-    fpr: np.ndarray  # false-positive rates
-    tpr: Bounds  # the largest true-positive rate at each rate of `fpr`
-    advantage: Bounds  # the largest difference between the true-positive rate and the false-positive rate
+    fpr: np.ndarray
+    tpr: Bounds  # the largest true-positive rate at each false-positive rate of `fpr`
+    advantage: Bounds  # the largest difference tpr - fpr
     prior: float  # the probability, before the output is seen, that the record was used
-    posterior: Bounds  # largest probability that the record was used if the attacker says so, at `FALSE_POSITIVE_RATES`
+    posterior: Bounds  # largest probability that the record was used if the attacker says so, at FALSE_POSITIVE_RATES
     bayes_success: Bounds  # the largest probability, given the prior, that the attacker's guess is right
 
     def rate(self, fpr: float) -> float:
@@ -42,7 +42,7 @@ class Readings(NamedTuple):
         return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
 
     def as_bounds(self) -> Readings:
-        """Return the readings with lower ends 0. They hold for each mechanism that leaks no more than the one read."""
+        """Return the readings with lower ends 0, which hold for every mechanism that leaks no more."""
         tpr, advantage, posterior, success = (
             Bounds(np.zeros_like(b.upper), b.upper, b.upper, "bound", "ok", b.engine)
             for b in (self.tpr, self.advantage, self.posterior, self.bayes_success)
@@ -51,16 +51,12 @@ class Readings(NamedTuple):
 
 
 def readings_of(claim: Claim, prior: float) -> Readings | None:
-    """Return the risks of a claim; None if nothing may be claimed, or if no finite risks follow from the claim.
-
-    If the claim states points of the privacy profile, the risks follow from these points.  If not, and the mechanism
-    is a selection, a few points of its profile are computed, because the whole profile would take too long.
-    """
+    """Return the risks of a claim; None if nothing may be claimed, or if no finite risks follow from the claim."""
     if not claim.may_be_claimed:
         return None
     mechanism, relation, points = claim.mechanism, claim.relation, claim.profile
     epsilon, delta = (claim.upper, claim.given) if claim.quantity == "epsilon" else (claim.given, claim.upper)
-    if points is None and isinstance(mechanism, AnySelection):
+    if points is None and isinstance(mechanism, AnySelection):  # its whole profile would take too long
         at = np.array([0.0, 0.15, 0.3, 0.45, 0.6, 0.8, 1.0]) * epsilon if epsilon > 0.0 else np.zeros(1)
         points = tuple(zip(at.tolist(), np.asarray(profile(mechanism, relation).delta(at).upper).tolist(), strict=True))
     if points is not None:
@@ -84,11 +80,7 @@ def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
-    """Return a mechanism that leaks at least as much, in both directions, as every mechanism with these profile points.
-
-    Points that bound nothing are left out: those with infinite epsilon, with delta >= 1, or with a delta that is
-    not below the delta of a point at a smaller epsilon. Return None if no point is left.
-    """
+    """Return a mechanism that leaks no less, in both directions, than any with these points; None if they bound none."""
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
         if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0):
@@ -146,12 +138,9 @@ def attacker_curve(readings: Readings) -> str:
 
 
 def _above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of a line that is nowhere below the rates of the best attacker.
-
-    The `points` are pairs (FPR, TPR) of this attacker: false-positive rate and largest true-positive rate.  As FPR
-    grows, TPR never falls and TPR/FPR never grows.  So between two points, TPR is at most the TPR of the right point,
-    and at most FPR times the TPR/FPR of the left point.
-    """
+    """Return the corners of a line that is nowhere below the best attacker's rates, given `points` (FPR, TPR) of it."""
+    # As FPR grows, TPR never falls and TPR/FPR never grows. So between two points TPR is at most that of the right
+    # point, and at most FPR times the TPR/FPR of the left point.
     found = [*points[:1]]
     for (fpr, tpr), (after, higher) in itertools.pairwise(points):
         found += [(min(after, fpr * higher / tpr), higher)] if 0.0 < tpr < higher else []
@@ -168,5 +157,5 @@ def _y(value: float) -> float:
 
 
 def _share(value: float) -> float:
-    """Return the position of a rate on its axis, from 0 to 1; a rate below the range of the axis has position 0."""
+    """Return the position of a rate on its axis, from 0 to 1 (0 for a rate below the axis)."""
     return 1.0 + math.log10(min(max(value, 10.0**-_DECADES), 1.0)) / _DECADES

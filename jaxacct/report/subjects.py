@@ -1,4 +1,4 @@
-"""What a page is about (its subject): a ledger, a plan, a mechanism or a sweep's result, as an object or in a file."""
+"""What a page is about (its subject): a ledger, a plan, a mechanism or a sweep's result."""
 
 from __future__ import annotations
 
@@ -46,20 +46,19 @@ SAMPLING = {
     "fixed_order": "all passes of a run, in one order",
 }
 _DELTAS = np.geomspace(1e-10, 0.3, 14)
-"""Deltas at which a Rényi filter's epsilon is computed; the risks of a filtered run follow from these points."""
+"""Deltas at which a Rényi filter's epsilon is computed, from which the risks of a filtered run follow."""
 _LONGEST_CODE = 4000
-"""Largest number of characters in a line of code for a mechanism; the coefficients of about a hundred bands fit."""
+"""Largest number of characters of a mechanism in code; the coefficients of about a hundred bands fit."""
 _LONGEST_DOCUMENT = 2**24
-"""Largest number of bytes of a file that may be a plan or a mechanism; a longer file is a ledger."""
+"""Largest number of bytes of a plan or a mechanism; a longer file is a ledger."""
 _OF_RATES = "each {unit} has a public sampling rate that was chosen without the data; the largest one is shown."
-"""The assumption that the page states if each record of a run has its own sampling rate."""
 _MOST_RELEASES = 500
 """Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Without `rows`, the table lists up to 50 rows and shows 3 of them in detail. `rows` may name up to 20 rows."""
+"""Largest numbers of rows of a sweep: listed and detailed without `rows`, and named by `rows`."""
 _OF_EVERY_RUN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps")
 _SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
-"""Columns that the page's table of rows shows if the result has them."""
+"""Columns of a sweep's result that the table of its rows shows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,21 +66,21 @@ class Subject:
     """What a page reports on, such as a ledger or a plan, with its claims and how to check them."""
 
     what: str  # the kind of subject, in words
-    summary: str  # a sentence on what happened, or would happen
+    summary: str
     claims: Sequence[Claim]  # the claims that the page states in detail
     spent: Rows  # a table of all releases, or of the rows of a sweep's result
     details: Sequence[Sequence[tuple[str, str]]]  # for each claim, (name, value) pairs of its settings
     mechanisms: Sequence[Mechanism]  # all mechanisms of the subject; the page states their assumptions
-    assumed: Sequence[str]  # assumptions of the subject besides those of `mechanisms`
+    assumed: Sequence[str]  # assumptions besides those of `mechanisms`
     verify: Sequence[str]  # command lines, or lines of Python, that check the claims
-    note: str = ""  # a text on what the checks in `verify` do not cover, or an empty text
-    unit: str = "record"  # the unit in which neighbouring data sets differ, "record" or "user"
+    note: str = ""  # what `verify` does not cover
+    unit: str = "record"  # in what neighbouring data sets differ: "record" or "user"
     path: str = ""  # the file from which the subject was read; empty for an object
-    sha256: str = ""  # the SHA-256 digest of the file `path`
+    sha256: str = ""  # of the file
 
 
 def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None) -> Subject:
-    """Return the subject for `source`. Refuse an option that its kind lacks, and a file that changes meanwhile."""
+    """Return the subject for `source`. Refuse options that its kind lacks, and a file that changes meanwhile."""
     if is_frame(source):
         source = read_table(source)
     kind = _kind(source)
@@ -116,7 +115,7 @@ def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, rel
 
 
 def _kind(source: Any) -> str:
-    """Return the kind of a source: "ledger", "result", "plan" or "mechanism". Take an unknown file for a ledger."""
+    """Return the kind of a source: "ledger", "result", "plan" or "mechanism". An unknown file counts as a ledger."""
     for kind, word in ((Ledger, "ledger"), (Plan, "plan"), (Table, "result"), (Mechanism, "mechanism")):
         if isinstance(source, kind):
             return word
@@ -145,7 +144,7 @@ def _digest(path: str) -> str:
 
 
 def _quoted(path: str) -> str:
-    """Return a path quoted for a command line. A path "-x" becomes "./-x", since "-x" would be read as an option."""
+    """Return a path quoted for a command line; "-x", which would be read as an option, becomes "./-x"."""
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
@@ -245,7 +244,7 @@ def _of_plan(plan: Plan, path: str) -> Subject:
 
 
 def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
-    """Return the plan's settings as (name, value) pairs. For several segments, batch size and noise are averages."""
+    """Return the plan's settings as (name, value) pairs; batch size and noise are averages over segments."""
     average = " (average)" if len(plan.segments) > 1 else ""
     facts = [
         (f"{plan.unit.capitalize()}s in the data", f"{plan.dataset_size:,}"),
@@ -293,7 +292,7 @@ def _assumed_of_plan(plan: Plan) -> list[str]:
 
 
 def _of_steps(plan: Plan) -> list[str]:
-    """Return the assumptions about which steps use a record, about noise that steps share, and about an early stop."""
+    """Return the assumptions about a record's steps, about noise that steps share, and about an early stop."""
     found = []
     if plan.groups is not None:
         found.append(wording.about(plan.unit, wording.TURNS).format(groups=plan.groups))
@@ -345,7 +344,7 @@ def _of_ledger(ledger: Ledger, delta: float | None, path: str) -> Subject:
 
 
 def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
-    """Return [("Target of the plan", text)]. The text states the last plan's target, and whether the ledger kept it."""
+    """Return the last plan's target, and whether the ledger kept it, as one (name, value) pair."""
     plan = ledger.plan
     if plan.target_epsilon is None:
         return [("Target of the plan", "none")]
@@ -356,18 +355,18 @@ def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
 
 
 def _refuse_open(path: str) -> None:
-    """Refuse a ledger that another process has open for writing.  On a system without locks nothing is refused."""
+    """Refuse a ledger that another process has open for writing, if the file system has locks."""
     try:
         with Path(path).open("rb") as file:
             lock(file, shared=True)
     except BlockingIOError:
         raise InputError(f"{path}: another process is writing it; make the report when the run has ended") from None
     except OSError:
-        return  # the file system has no locks, so that an open file cannot be noticed
+        return
 
 
 def _candidate(ledger: Ledger) -> str:
-    """Return why nothing may be claimed if a run trained one candidate of a private choice. Otherwise return ""."""
+    """Return why nothing may be claimed: a run trained one candidate of a private choice. Return "" if none did."""
     for name in ledger.runs:
         if (plan := ledger.choice(name)) is not None:
             return (
@@ -379,7 +378,7 @@ def _candidate(ledger: Ledger) -> str:
 
 
 def _spent(ledger: Ledger, delta: float) -> Rows:
-    """Return the table of all releases that the ledger counts. For several runs, add the epsilon of each run."""
+    """Return the table of all releases that the ledger counts, with each run's epsilon if there are several."""
     several, plan, rows = len(ledger.runs) > 1, ledger.plan, []
     for name, spent in ledger.runs.items():
         taken, ahead = ledger.taken_and_ahead(name)
@@ -400,7 +399,7 @@ def _epsilon(bounds: Bounds) -> str:
 
 
 def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
-    unit = ledger.plan.unit  # the unit of every run, since all runs of a ledger have the same unit
+    unit = ledger.plan.unit  # all runs of a ledger have the same unit
     sizes = sorted({f"{line.plan.dataset_size:,}" for headers in ledger.headers.values() for line in headers})
     found = [
         *(wording.about(unit, text) for text in wording.TRAINING),
@@ -440,7 +439,7 @@ def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
 
 
 def _seen(ledger: Ledger, name: str) -> str:
-    """Return a text that says why the ledger counts more steps of a run than the run took."""
+    """Return a text on why the ledger counts more steps of a run than the run took."""
     looks, spent, plan = ledger.runs[name].looks, ledger.runs[name], ledger.headers[name][-1].plan
     text = f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
     if not ledger.headers[name][-1].told:
@@ -455,7 +454,7 @@ def _seen(ledger: Ledger, name: str) -> str:
 
 
 def _early(ledger: Ledger, name: str, delta: float) -> str:
-    """Return a text with the assumption about a run that ended early, and the epsilon without this assumption."""
+    """Return the assumption about a run that ended early, and the epsilon without this assumption."""
     spent, plan = ledger.runs[name], ledger.headers[name][-1].plan
     text = (
         f"The run “{safe(name)}” has {len(spent.numbers):,} of the {plan.steps:,} steps of its plan. "
@@ -466,7 +465,7 @@ def _early(ledger: Ledger, name: str, delta: float) -> str:
 
 
 def _of_table(table: Table, rows: Sequence[int] | None, path: str) -> Subject:
-    """Return the subject for a sweep's result. `rows` holds the numbers, from 0, of the rows to show in detail."""
+    """Return the subject for a sweep's result. `rows` are the numbers, from 0, of the rows to show in detail."""
     listed, detailed = _chosen(len(table), rows)
     claims = [_claim(table, row) for row in listed]
     stated = [claim for row, claim in zip(listed, claims, strict=True) if row in detailed]
@@ -490,7 +489,7 @@ def _of_table(table: Table, rows: Sequence[int] | None, path: str) -> Subject:
 
 
 def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]]:
-    """Return (numbers of the rows that the page lists in a table, numbers of the rows that it shows in detail)."""
+    """Return the numbers of the rows that the page lists, and those of the rows that it shows in detail."""
     if size == 0:
         raise InputError("the result has no rows; there is nothing to report")
     if rows is None:
@@ -510,7 +509,7 @@ def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]
 
 
 def _claim(table: Table, row: int) -> Claim:
-    """Return the claim of a row. The answer is computed again and compared with the answer in the file."""
+    """Return the claim of a row, whose answer is computed again and compared with the answer in the file."""
     cells = {name: column[row] for name, column in table.columns.items()}
     quantity = "delta" if str(cells["quantity"]) == "delta" else "epsilon"
     asked = "epsilon" if quantity == "delta" else "delta" if str(cells["quantity"]) == "epsilon" else "target_delta"
@@ -554,7 +553,7 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
 
 
 def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
-    """Compute a claim again. Claim the larger of the two upper ends. Set `trouble` if the two brackets are disjoint."""
+    """Compute the bracket again. Claim the larger upper end; set `trouble` if the brackets are disjoint."""
     assert claim.bounds is not None
     ask = account.delta if claim.quantity == "delta" else account.epsilon
     try:
@@ -594,7 +593,7 @@ def _overview(table: Table, listed: list[int], claims: list[Claim], stop: frozen
 
 
 def _cell(name: str, value: Any) -> str:
-    """Write a number with every digit. A run with a rounded noise multiplier could cost more than the page says."""
+    """Write a number with every digit: a run with a rounded noise multiplier could cost more than the page says."""
     if isinstance(value, str):
         return safe(value) or "none"
     number = float(value)

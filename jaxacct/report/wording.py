@@ -55,22 +55,22 @@ TURNS = (
     "groups of records take turns: step i draws records of group i mod {groups} alone. The group of a record does not "
     "depend on other records."
 )
-"""The assumption about one run in which groups take turns. A page puts "In the plan" or the name of a run before it."""
+"""The assumption about a run in which groups take turns; a page puts "In the plan" or "In the run ..." before it."""
 CYCLIC = (
     f"In runs with cyclic_poisson {TURNS.format(groups='groups')} The noise is that of a strategy with at most the "
     "stated number of bands, whose columns have norm at most 1."
 )
-"""The assumption that a page states if its result has the column "bands", and so runs with banded noise."""
+"""The assumption about a sweep's result with a column "bands"."""
 ONE_ORDER = (
     "all passes have one order: any two steps of a record lie at least {batches} steps apart, and no record moves to "
     "another step."
 )
-"""The assumption about one run in a fixed order. A page puts "In the plan" or the name of a run before it."""
+"""The assumption about a run in a fixed order, used as `TURNS` is."""
 SHARED_NOISE = (
     "the noise is correlated: the noise of step i is row i of C^-1 Z, where C is the matrix of the stated strategy, "
     "{strategy}, and the entries of Z are independent."
 )
-"""The assumption about one run with correlated noise. A page puts "In the plan" or the name of a run before it."""
+"""The assumption about a run with correlated noise, used as `TURNS` is."""
 GENERAL = (
     "The mechanism adds noise to a statistic. One record moves the statistic by at most the sensitivity to which the "
     "noise is relative.",
@@ -93,7 +93,7 @@ ANSWERS = (
     "of the early stop only its answers are released. Scores stay secret, and a record is among the validation records "
     "at most once."
 )
-"""The assumption about an early stop. A page puts "In the plan" or the name of a run before it."""
+"""The assumption about an early stop, used as `TURNS` is."""
 _STAY = "A record that is added or taken out moves no other record to another step or group."
 _OF_CLASS = {
     "PoissonSampled": "Batches are Poisson samples: in every step each record takes part independently, with the "
@@ -133,16 +133,16 @@ _OF_CLASS = {
 """For each class of mechanism, the assumption that a page states if one of its mechanisms has this class."""
 FILTER_NOTE = "The second program checks the composition of the releases. It does not check the Renyi filter."
 CHOICE_NOTE = "The second program does not cover private choices. It leaves them undecided."
-"""Note for private choices. `FILTER_NOTE` is that for a Renyi filter. The second program is `jaxacct.verification`."""
+"""The second program is `jaxacct.verification`."""
 
 
 def about(unit: str, text: str) -> str:
-    """Replace the word "record" by the unit. `text` must be a sentence of this package, not a text from a file."""
+    """Replace the word "record" by the unit, in a sentence of this package (not in a text from a file)."""
     return text.replace("record", unit)
 
 
 def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
-    """Yield a mechanism and the mechanisms inside it. Leave out those inside a matrix mechanism."""
+    """Yield a mechanism and the mechanisms inside it, except for those inside a matrix mechanism."""
     yield mechanism
     for one in () if isinstance(mechanism, MatrixMechanism) else mechanism.inside():
         yield from mechanisms_in(one)
@@ -181,7 +181,7 @@ _CHANGE = {
     "add_one": "The probability of any result without a record is at most {times} times what it is with that record",
     "remove_one": "The probability of any result with a record is at most {times} times what it is without that record",
 }
-"""For each relation, the sentence that compares the probabilities of a result under neighbouring data sets."""
+"""For each relation, a sentence on the probabilities of a result under neighbouring data sets."""
 
 
 def in_words(claim: Claim) -> str:
@@ -215,14 +215,14 @@ _TELLS = {
         "whether a record was used, which it was with probability {prior} beforehand,",
     ),
 }
-"""Three texts for a relation: on the true-positive rate, on the event of probability `prior`, and on the guess."""
+"""For a relation, texts on the true-positive rate, on the event of probability `prior`, and on the guess."""
 _ACCUSES = (
     "An attacker who falsely accuses 1 in {n} of the records that were not used, rightly accuses at most {rate} of the "
     "records that were",
     "a record to be used",
     "whether a record was used, which it was with probability {prior} beforehand,",
 )
-"""The same three texts for all relations that `_TELLS` does not list."""
+"""The texts for all other relations."""
 
 
 def risks(readings: Readings, relation: str) -> list[str]:
