@@ -1,4 +1,4 @@
-"""Privacy of one mechanism in every representation: profile, trade-off function, Rényi, loss distribution."""
+"""Privacy of one mechanism in every representation."""
 
 from __future__ import annotations
 
@@ -48,40 +48,28 @@ from jaxacct.representations.profile_conversions import best_cells, conjugate, c
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
 FARTHEST_EPSILON = 50.0
-"""Last eps of a grid of slopes e^eps, if delta is not found near its limit, the mass at infinity, at any finite eps."""
+"""Last eps of a grid of slopes e^eps if no finite eps is found at which delta is near the mass at infinity."""
 FARTHEST_LOSS = 600.0
-"""Largest |loss| at which distribution functions are computed. At a larger |loss|, one end of the bracket is the one
-found at FARTHEST_LOSS, and the other end is 0 or 1."""
+"""Largest |loss| at which distribution functions are computed."""
 TRADEOFF_ROUNDS = 4
-"""Largest number of times that a grid of slopes e^eps is refined. A refinement takes every rate whose bracket is wide,
-and splits three cells of the grid: the one with the largest upper bound at this rate, and its two neighbours.
-
-The width of the bracket is about proportional to the square of the width of these cells.
-"""
+"""Largest number of times that a grid of slopes e^eps is refined."""
 EASY_WIDTH = 1e-4
-"""Largest relative width of delta(0) with which three values of delta are tried for an error rate."""
+"""Largest relative width of delta(0) with which three values of delta are tried before a grid of eps."""
 SLIGHTLY_WIDE = 0.01
-"""If the lattice engine brackets an error rate to within this width, no other engine is asked to narrow it."""
+"""If the lattice engine's bracket of an error rate is no wider, no other engine is asked."""
 NARROW_ABSOLUTE = 1e-7
 """Width below which a bracket of the trade-off function is narrow, whatever its relative width."""
 
 
 class LogCharacteristic(NamedTuple):
-    """Logarithm of the characteristic function of a privacy loss: `value` is complex, and `kind` is "estimate"."""
+    """Logarithm of the characteristic function of a privacy loss."""
 
-    value: np.ndarray
+    value: np.ndarray  # complex
     kind: str
 
 
 class LossDistribution(NamedTuple):
-    """Brackets of the distribution functions Pr[loss <= l], in `p` under P and in `q` under Q.
-
-    For the direction "remove", P is the law of the output with the record, and Q is the law without the record.
-
-    Parameters
-    ----------
-    p, q : Bounds
-    """
+    """Brackets of the distribution functions Pr[loss <= l] under P and under Q (see `Profile.cdf`)."""
 
     p: Bounds
     q: Bounds
@@ -98,8 +86,7 @@ class Profile:
     Parameters
     ----------
     mechanism : Mechanism
-    relation, engine, rtol, memory_bytes, backend
-        Options of `ja.epsilon`.
+    relation, engine, rtol, memory_bytes, backend : options of `ja.epsilon`.
 
     References
     ----------
@@ -121,8 +108,7 @@ class Profile:
     def delta(self, epsilon: ArrayLike) -> Bounds:
         """Compute the privacy profile: delta at any real eps, certified.
 
-        At a negative eps = -x, delta is computed from delta of the reverse direction at x. With the hockey-stick
-        divergence H, `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)` [Zhu, Dong and Wang 2022, Lemma 45].
+        For eps = -x < 0, `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)` [Zhu, Dong and Wang 2022, Lemma 45].
         """
         refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
         return account.profile_at(self.mechanism, epsilon, relation=self.relation, **self._settings())
@@ -134,13 +120,12 @@ class Profile:
     def tradeoff(self, fpr: ArrayLike) -> Bounds:
         """Compute the trade-off function f: the least false negative rate of a test with false positive rate `fpr`.
 
-        `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps, where delta is this relation's profile [Dong,
-        Roth and Su 2022, Proposition 2.12]. Under add_or_remove_one f is the convex envelope of the minimum of the two
-        directions' trade-off functions. Both ends are certified: each eps gives a lower bound of f, and the convexity
-        of delta in e^eps gives an upper bound (jaxacct/representations/README.md). The grid of eps is
-        refined up to four times. The status is "width" if the bracket is then still wider than 1e-7, and wider than
-        `rtol` times its upper end. If the kind is not "certified", only an upper bound of delta is known. Then f is
-        computed from this bound, `lower` and the status are those of this computed f, and `upper` is 1 - fpr.
+        `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps [Dong, Roth and Su 2022, Proposition 2.12]. Under
+        add_or_remove_one f is the convex envelope of the minimum of the two directions' trade-off functions. Each eps
+        gives a lower bound of f, and the convexity of delta in e^eps gives an upper bound
+        (jaxacct/representations/README.md). The status is "width" if the bracket is wider than 1e-7, and wider than
+        `rtol` times its upper end. If the kind is not "certified", only an upper bound of delta is known: `lower` and
+        the status are of the f computed from this bound, and `upper` is 1 - fpr.
         """
         fpr = check("fpr", fpr, PROBABILITY)
         f = _tradeoff(self, fpr)
@@ -158,11 +143,12 @@ class Profile:
         return zero_concentrated(self.mechanism, self.relation)
 
     def cdf(self, loss: PyTree, direction: str = "remove") -> LossDistribution:
-        """Compute distribution functions of the privacy loss log dP/dQ under P and Q, in one direction, certified.
+        """Compute distribution functions of the privacy loss L = log dP/dQ under P and Q, certified.
 
-        Let L be the privacy loss, E = e^loss and H(E) = delta(loss). H is convex, so `Q(L > loss) = -dH/dE` lies
-        between two difference quotients of H. Then `P(L > loss)` is `H(E) + E Q(L > loss)`. Narrower brackets
-        of delta give narrower brackets here, but at an atom of the loss a bracket stays as wide as the atom's mass.
+        For the direction "remove", P is the law of the output with the record, and Q the law without it; for "add" they
+        change places. With E = e^loss, H(E) = delta(loss) is convex, so `Q(L > loss) = -dH/dE` lies between two
+        difference quotients of H, and `P(L > loss) = H(E) + E Q(L > loss)`. At an atom of the loss a bracket is at
+        least as wide as the atom's mass.
         """
         choice("direction", direction, DIRECTIONS)
         given = np.asarray(check("loss", loss, REAL))
@@ -171,7 +157,7 @@ class Profile:
         at = side.delta(loss)
         ratio = np.exp(loss)
         least, most = np.zeros(at.shape), np.full(at.shape, np.inf)
-        # Try four distances, keep the best bounds. A short distance is near dH/dE, a long one has less rounding error.
+        # keep the best bounds of four distances: short ones are near dH/dE, long ones have less rounding error
         for distance in (3e-2, 3e-3, 3e-4, 3e-5):
             right, left = side.delta(loss + distance), side.delta(loss - distance)
             rise, fall = np.exp(loss + distance) - ratio, ratio - np.exp(loss - distance)
@@ -180,10 +166,9 @@ class Profile:
         most = np.minimum(most, np.minimum(1.0, (1.0 - at.lower) / ratio))
         least = np.minimum(least, most)
         base = (1.0 - most, 1.0 - least)
-        # each end is moved outward by 1e-15, which is more than the rounding error of its two terms
+        # 1e-15 is more than the rounding error of an end
         with_record = (1.0 - at.upper - ratio * most - 1e-15, 1.0 - at.lower - ratio * least + 1e-15)
-        # A distribution function does not fall. If given < loss, its upper end at `loss` also holds at `given`, and the
-        # lower end is 0. If given > loss, its lower end at `loss` also holds at `given`, and the upper end is 1.
+        # A distribution function does not fall, so beyond FARTHEST_LOSS one end at `loss` also holds at `given`.
         ends = (
             (np.where(given < loss, 0.0, low), np.where(given > loss, 1.0, high)) for low, high in (with_record, base)
         )
@@ -193,7 +178,6 @@ class Profile:
         """Estimate `log E_P[e^{itL} ; L < inf]` of the privacy loss L of one direction at real frequencies t.
 
         Outcomes with an infinite loss add 0 to the expectation, so at t = 0 the value is log(1 - mass at infinity).
-        The frequencies broadcast with the batch. The kind is "estimate".
         """
         choice("direction", direction, DIRECTIONS)
         shape, rows, flat = on_batch(self.mechanism, "t", check("t", t, REAL))
@@ -208,10 +192,9 @@ class Profile:
 
         The claim is `f(a) >= f_mu(a)` wherever a >= above_fpr and f(a) >= above_fpr. Here f is the trade-off function
         of both directions, and `f_mu(a) = Phi(Phi^-1(1 - a) - mu)` [Dong, Roth and Su 2022, Definition 2.6]. The floor
-        `above_fpr` is in (0, 1/2) and broadcasts with the batch. A mu holds only together with its floor: over all of
-        [0, 1] a Poisson sampled Gaussian has no smaller mu than an unsampled Gaussian. The mu of composed Gaussians
-        without sampling does not depend on the floor. Proof: jaxacct/representations/README.md, "Gaussian differential
-        privacy".
+        `above_fpr` is in (0, 1/2). A mu holds only together with its floor: over all of [0, 1] a Poisson sampled
+        Gaussian has no smaller mu than an unsampled one. Composed Gaussians without sampling have one mu for every
+        floor. Proof: jaxacct/representations/README.md, "Gaussian differential privacy".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.PoissonSampled(ja.Gaussian(1.0), 0.1)).gdp_mu(1e-10).upper), 5)
@@ -222,8 +205,7 @@ class Profile:
     def gdp_regret(self, above_fpr: ArrayLike = 1e-10) -> Bounds:
         """Compute the regret of `gdp_mu`, certified: the least k with `f(a + k) - k <= f_mu(a)` for all a.
 
-        f is the trade-off function, and f_mu is the trade-off function of a Gaussian whose mu is the upper end of
-        `gdp_mu(above_fpr)`. If k is 0, f is f_mu. The regret k is between 0 and 1/2 [Gomez et al. 2025,
+        f and f_mu are as in `gdp_mu`, with the upper end of mu. k is between 0 and 1/2 [Gomez et al. 2025,
         arXiv:2503.10945]. Proof: jaxacct/representations/README.md, "Gaussian differential privacy".
 
         >>> import jaxacct as ja
@@ -234,7 +216,7 @@ class Profile:
 
     def gaussian_readings(self, above_fpr: ArrayLike, regret: bool = True) -> tuple[Bounds, Bounds]:
         """Return (`gdp_mu`, `gdp_regret`), or (`gdp_mu`, `gdp_mu`) if `regret` is False."""
-        # For add_one or remove_one, fit the f of add_or_remove_one: this f is its own inverse, and mu is the same.
+        # for add_one or remove_one fit the f of add_or_remove_one, which is its own inverse and has the same mu
         one_sided = self.relation in ("add_one", "remove_one")
         both = replace(self, relation="add_or_remove_one") if one_sided else self
         shape, rows, floor = on_batch(self.mechanism, "above_fpr", check("above_fpr", above_fpr, FLOOR))
@@ -273,9 +255,8 @@ class Profile:
     def posterior(self, prior: ArrayLike, fpr: ArrayLike) -> Bounds:
         """Compute the largest probability that a record was used, after a membership test says that it was.
 
-        Let `prior` be the probability, before the output is seen, that the record was used, 0 < prior < 1. Let `fpr`
-        be the test's false positive rate, and tpr the largest true positive rate at this `fpr`. The answer is
-        `prior tpr / (prior tpr + (1 - prior) fpr)`. If fpr is 0, the answer is 1 where tpr > 0, else `prior`.
+        It is `prior tpr / (prior tpr + (1 - prior) fpr)`, where `prior` in (0, 1) is the probability, before the output
+        is seen, that the record was used, and tpr is `true_positive_rate(fpr)`. For fpr = tpr = 0 it is `prior`.
         """
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         fpr = np.asarray(check("fpr", fpr, PROBABILITY))
@@ -286,7 +267,7 @@ class Profile:
         ends = (rate.lower, rate.estimate, rate.upper)
         low, middle, high = (posterior_of(end, prior, fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True))
         low = np.maximum(low, prior * (rate.lower >= fpr))  # if tpr >= fpr, the posterior is at least the prior
-        # test the width again: a narrow bracket of a small true-positive rate may give a wide bracket of the posterior
+        # test the width again: a small true-positive rate with a narrow bracket may give a wide bracket here
         close = is_narrow(low, high, self.rtol) if _is_exact(self) else self.rtol * rate.upper >= NARROW_ABSOLUTE
         status = np.where((rate.status == "ok") & ~close, "width", rate.status)
         return Bounds(low, np.clip(middle, low, high), high, rate.kind, status, rate.engine)
@@ -294,14 +275,12 @@ class Profile:
     def bayes_success(self, prior: ArrayLike) -> Bounds:
         """Compute the largest probability that an attack is right when it says whether the record was used.
 
-        Let `prior` be the probability p, before the output is seen, that the record was used, 0 < p < 1. The best
-        attack is right with probability `1 - p + p delta_remove(log((1 - p)/p))`, which equals
-        `p + (1 - p) delta_add(log(p/(1 - p)))`, with the profiles delta_remove and delta_add of the two directions. The
-        form whose logarithm is at least 0 is evaluated. Without the output the best guess is right with probability
-        `max(prior, 1 - prior)`. add_one, remove_one and add_or_remove_one have the same answer, since the attack is
-        the same. Under replace_one the attack says which of two data sets was used. `prior` is the probability of one
-        of them, no matter which. This is so under zero_out too, if an added record may push another out of a batch.
-        Proof: jaxacct/representations/README.md, "Bayes success".
+        Let `prior` in (0, 1) be the probability p, before the output is seen, that the record was used. The best attack
+        is right with probability `1 - p + p delta_remove(log((1 - p)/p))` = `p + (1 - p) delta_add(log(p/(1 - p)))`;
+        without the output with probability `max(p, 1 - p)`. add_one, remove_one and add_or_remove_one have the same
+        answer. Under replace_one the attack says which of two data sets was used, and p is the probability of either;
+        likewise under zero_out if an added record may push another out of a batch. Proof:
+        jaxacct/representations/README.md, "Bayes success".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.Gaussian(0.5)).bayes_success(0.1).upper), 8)
@@ -318,8 +297,7 @@ class Profile:
     def bayes_excess(self, prior: ArrayLike) -> Bounds:
         """Compute `bayes_success(prior) - max(prior, 1 - prior)`, the gain of an attack over the best guess.
 
-        The excess is `r delta(log((1 - r)/r))` with r = min(prior, 1 - prior). It is computed without the
-        subtraction, so that a small excess keeps all of its digits.
+        It is `r delta(log((1 - r)/r))` with r = min(prior, 1 - prior), which keeps all digits of a small gain.
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.Gaussian(2.0)).bayes_excess(0.1).upper), 9)
@@ -348,17 +326,16 @@ class Profile:
         return rare, odds, Bounds(low, middle, high, kind, choose("status"), choose("engine"))
 
     def reconstruction(self, baseline: ArrayLike) -> Bounds:
-        """Compute the largest probability that an attack reconstructs a record, 1 - f(baseline).
+        """Bound the probability that an attack reconstructs a record by 1 - f(baseline).
 
-        `baseline` is the largest probability that an attack succeeds when the output does not depend on the record.
-        When the output depends on the record, success has probability at most 1 - f(baseline) [Hayes, Mahloujifar and
-        Balle 2023; Kaissis et al. 2023]. Use a relation whose neighbouring data set does not hold the record.
+        `baseline` is the largest probability that an attack succeeds when the output does not depend on the record
+        [Hayes, Mahloujifar and Balle 2023; Kaissis et al. 2023]. The relation must be one that takes the record out.
         """
         check("baseline", baseline, PROBABILITY)
         return self.true_positive_rate(baseline)
 
     def plot(self, *, epsilon: ArrayLike | None = None, axes: Foreign = None) -> Foreign:
-        """Draw delta against epsilon, with its bracket as a band, by `ja.plot_profiles`; return the matplotlib Axes.
+        """Draw delta against epsilon by `ja.plot_profiles`; return the matplotlib Axes.
 
         >>> import jaxacct as ja
         >>> ja.profile(ja.Gaussian(2.0)).plot(epsilon=[0.0, 0.5]).get_xlabel()
@@ -369,7 +346,7 @@ class Profile:
         return jaxacct.plot_profiles(self, epsilon=epsilon, axes=axes)
 
     def plot_tradeoff(self, *, fpr: ArrayLike | None = None, axes: Foreign = None) -> Foreign:
-        """Draw the trade-off function and its bracket (a band) by `ja.plot_tradeoffs`; return the matplotlib Axes."""
+        """Draw the trade-off function by `ja.plot_tradeoffs`; return the matplotlib Axes."""
         import jaxacct
 
         return jaxacct.plot_tradeoffs(self, fpr=fpr, axes=axes)
@@ -398,7 +375,7 @@ class Profile:
         return Bounds(low, 0.5 * (low + high), high, like.kind, status, like.engine)
 
     def deltas_of(self, rows: np.ndarray) -> Deltas:
-        """Return the function (epsilon, some) -> delta of the configurations `rows[some]` at `epsilon`, by `_curve`."""
+        """Return a function (epsilon, some) -> `_curve` of the configurations `rows[some]` at `epsilon`."""
         single = batch_shape(self.mechanism) == ()
 
         def deltas(epsilon: np.ndarray, some: np.ndarray) -> Bounds:
@@ -426,8 +403,7 @@ def profile(
     Parameters
     ----------
     mechanism : Mechanism
-    relation, engine, rtol, memory_bytes, backend
-        Options of `ja.epsilon`.
+    relation, engine, rtol, memory_bytes, backend : options of `ja.epsilon`.
 
     Returns
     -------
@@ -450,12 +426,12 @@ def profile(
 
 
 def _is_exact(profile: Profile) -> bool:
-    """Return whether delta is bracketed from both sides. If not, only an upper bound of delta is known."""
+    """Return whether delta is bracketed, not only bounded from above."""
     return profile.mechanism.kind_of_bracket(profile.relation) == "certified"
 
 
 def _curve(profile: Profile, epsilon: np.ndarray) -> Bounds:
-    """Return the bracket of delta. If only an upper bound is known and its status is ok, both ends are this bound."""
+    """Return the bracket of delta, both ends of which are the upper bound if only this is known and ok."""
     found = profile.delta(epsilon)
     if _is_exact(profile):
         return found
@@ -464,7 +440,7 @@ def _curve(profile: Profile, epsilon: np.ndarray) -> Bounds:
 
 
 def _mu_of_gaussians(profile: Profile) -> np.ndarray:
-    """Return mu of the rows that are unsampled Gaussians or release nothing, and NaN for the other rows."""
+    """Return mu of each row that is unsampled Gaussians or releases nothing, and NaN for the other rows."""
     size = int(np.prod(batch_shape(profile.mechanism)))
     if not answered_by_parts(profile.mechanism, profile.relation):
         return np.full(size, np.nan)
@@ -478,10 +454,7 @@ def _mu_of_gaussians(profile: Profile) -> np.ndarray:
 
 
 def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
-    """Bracket f(fpr) from three values of delta. Where this bracket is wide, narrow it from delta at a grid of eps.
-
-    If the kind is not "certified", the upper end is no bound of the true f.
-    """
+    """Bracket f(fpr). If the kind is not "certified", the upper end is no bound of the true f."""
     mine, rtol = batch_shape(profile.mechanism), profile.rtol
     shape, rows, wanted = on_batch(profile.mechanism, "fpr", fpr)
     low, high = np.zeros(rows.size), 1.0 - wanted + 1e-16  # f <= 1 - fpr, which a guess without the output reaches
@@ -491,9 +464,8 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     by_contours = profile.engine == "auto" and not exact[rows[quick]].any()
     deltas_of = (replace(profile, engine="contour") if by_contours else profile).deltas_of
     if quick.size:
-        # Search the best eps only where the bounds of f from delta(0) are wide, and delta(0) itself is precise.
         at_zero = deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
-        # 1 - fpr - delta(0) <= f(fpr) <= 1 - fpr. This bracket is narrow where delta(0) is small.
+        # 1 - fpr - delta(0) <= f(fpr), which is close where delta(0) is small
         low[quick] = np.maximum(1.0 - wanted[quick] - at_zero.upper[0] - 1e-15, 0.0)
         # f(a) = 1 - delta(0) - a at some rate a <= 1 - delta(0), and f does not rise
         most = 1.0 - at_zero.lower[0] + 1e-15
@@ -505,12 +477,12 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         easy = width <= EASY_WIDTH
         hard[quick[~easy]] = True
         quick, advantage, width = quick[easy], at_zero.estimate[0][easy], width[easy]
-    if quick.size:
+    if quick.size:  # three values of delta near the best eps
         deltas = deltas_of(rows[quick])
         place = best_epsilon(deltas, wanted[quick], start_at(advantage, wanted[quick]))
         rates = rate_at(deltas, place, wanted[quick], np.maximum(WIDTH, 1.5 * np.sqrt(width)))
         low[quick], high[quick] = 1.0 - rates.upper - 1e-16, np.minimum(high[quick], 1.0 - rates.lower + 1e-16)
-        # where these show no upper end, shared lattices are faster than contours, unless rounding limits both
+        # where these give no upper end, shared lattices are faster than contours, unless rounding limits both
         hard[quick] = (rates.lower <= wanted[quick]) & (width <= 0.1 * EASY_WIDTH) & ~exact[rows[quick]]
     open_ = ~is_narrow(low, high, rtol)
     for row in np.unique(rows[open_]):
@@ -550,16 +522,11 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
 
 
 def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
-    """Bracket the trade-off function at the rates `fpr`, from delta at a grid of eps.
-
-    Each eps gives the line 1 - delta(eps) - e^eps a over the rates a.  The trade-off function is nowhere below this
-    line.  The best eps of a rate is the eps whose line is highest at that rate.  The grid reaches from the least to the
-    largest eps that can be best for one of the rates.  Cells of the grid that leave a wide bracket are divided.
-    """
+    """Bracket the trade-off function at the rates `fpr`, from delta at a grid of eps that is refined where needed."""
     floor = _mass_at_infinity(profile)
 
     def ends(epsilon: np.ndarray) -> list[np.ndarray]:
-        """Return e^eps, the lower end of delta(eps), and the upper end of delta(eps), by `_curve`."""
+        """Return e^eps, and the lower and upper ends of delta(eps) by `_curve`."""
         values = _curve(profile, epsilon)
         return [np.exp(epsilon), values.lower, values.upper]
 
@@ -571,33 +538,33 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         eps = float(some.epsilon(min(1.000001 * floor + tail, 0.5)).upper)
         return min(eps, 700.0) if np.isfinite(eps) else FARTHEST_EPSILON
 
-    # Only rates in (0, 1) need a grid of eps: f(1) is 0, and for f(0) the one eps `farthest` is added below.
+    # only rates in (0, 1) need a grid of eps: f(1) is 0, and f(0) needs only `farthest`
     inner = fpr[(fpr > 0.0) & (fpr < 1.0)]
     least, most = (float(inner.min()), float(inner.max())) if inner.size else (0.5, 0.5)
-    # The best eps of a rate a is bounded. A best eps x > 0 has e^x a <= 1. A best eps -x < 0 has x <= log 2 + y, where
-    # y is the eps at which delta of the reverse direction is (1 - a)/2. Below, 1.7 is log 2 plus a margin of 1.
+    # The best eps of a rate a is that with the highest line 1 - delta(eps) - e^eps a. A best x > 0 has e^x a <= 1. A
+    # best -x < 0 has x <= log 2 + y, where delta of the reverse direction at y is (1 - a)/2; 1.7 is log 2 and a margin.
     farthest = reached(profile.relation, 1e-10)
     highest, lowest = min(farthest, -np.log(least)), min(farthest, 20.0 - np.log1p(-most))
-    if inner.size > 1:  # for a single rate, computing `back` takes more time than the shorter grid saves
+    if inner.size > 1:  # for a single rate `back` takes more time than the shorter grid saves
         back = reached(REVERSED.get(profile.relation, profile.relation), 0.45 * (1.0 - most)) + 1.7
         lowest = min(lowest, back)
-    # the slope e^eps = 0, at which delta is 1, is added to this grid below
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), 65)
     if inner.size < fpr.size:
         epsilon = np.union1d(epsilon, farthest)
     if profile.engine == "lattice":  # add eps = 0, where the two directions meet and delta has a kink
         epsilon = np.union1d(epsilon, 0.0)
+    # at the slope e^eps = 0 delta is 1
     x, below, above = (np.append(first, each) for first, each in zip((0.0, 1.0, 1.0), ends(epsilon), strict=True))
     low, high = np.zeros(fpr.shape), np.ones(fpr.shape)
     width = np.inf
     for turn in range(TRADEOFF_ROUNDS + 1):
-        # Keep the best ends of all grids. A finer grid may give a wider bracket: small cells magnify errors of delta.
+        # keep the best ends of all grids: small cells magnify errors of delta
         found = conjugate(x, below, above, fpr, steepest=1.0, beyond=floor)
         low, high = np.maximum(low, found.low), np.minimum(high, found.high)
         wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12 allows for errors of delta
         wide &= (fpr > 0.0) & (fpr < 1.0)
         before, width = width, float(np.max(high - low))
-        # stop when a finer grid no longer halves the width: the width that is left comes from errors of delta
+        # where a finer grid does not halve the width, the rest comes from errors of delta
         if turn == TRADEOFF_ROUNDS or not wide.any() or (turn > 1 and width > 0.5 * before):
             break
         cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))
@@ -614,12 +581,12 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
 
 
 def _agreed(profile: Profile, low: np.ndarray, high: np.ndarray) -> Interval:
-    """Return [low, high], or [0, 1] where low > high. If the kind is not "certified", raise `high` to `low` instead."""
+    """Return [low, high]; where low > high, return [0, 1], or [low, low] if the kind is not "certified"."""
     return consistent(Interval(low, high)) if _is_exact(profile) else Interval(low, np.maximum(low, high))
 
 
 def _mass_at_infinity(profile: Profile) -> float:
-    """Return the mass at infinity, rounded down. delta(eps) is nowhere below this mass."""
+    """Return the mass at infinity, a lower bound of every delta(eps), rounded down."""
     if profile.relation == "replace_one" and replaced_in_two_steps(profile.mechanism):
         return 0.0  # no dominating pair of laws is known for a replaced record, and 0 is a lower bound
     sides = directions(profile.mechanism, profile.relation)
@@ -631,11 +598,10 @@ def _mass_at_infinity(profile: Profile) -> float:
 # The characteristic function of a loss, by closed forms and quadrature
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
-"""Nodes and weights of the Gauss-Legendre rule that is used on each panel of a quadrature."""
 
 
 def log_characteristic(parts: Components, row: int, t: np.ndarray) -> np.ndarray:
-    """Compute `log E_P[e^{itL} ; L < inf]` of configuration `row` at frequencies t (T,), up to multiples of 2 pi i."""
+    """Return `log E_P[e^{itL} ; L < inf]` of configuration `row` at frequencies t (T,), up to multiples of 2 pi i."""
     z = 1j * np.asarray(t, np.float64)
     value = parts.mu2[row] * z * (z + 1.0) / 2.0
     removing = parts.sign[row] > 0

@@ -1,8 +1,7 @@
 """Conversions between privacy profile, trade-off function and Gaussian DP.
 
-If the argument is an array, its values are taken as a guarantee: as upper bounds of delta, or as lower bounds of the
-trade-off function f. The answer then is a guarantee too, of kind "bound". If the argument is a Bounds, the answer has
-the same kind as the argument. Both ends of the answer are computed unless this kind is "bound".
+An array holds guarantees: upper bounds of delta, or lower bounds of the trade-off function f. Its answer is of kind
+"bound", with one end computed. The answer for a Bounds has the kind of this Bounds.
 """
 
 from __future__ import annotations
@@ -24,19 +23,14 @@ def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, 
 
     Parameters
     ----------
-    epsilon : array_like (G,)
-        Any real numbers.
-    delta : array_like (G,) or Bounds
-        Upper bounds of delta(eps), or brackets of it.
-    fpr : array_like in [0, 1]
-        False positive rates.
-    symmetric : bool
-        Whether the relation is symmetric, as add_or_remove_one is: delta at -eps then follows from delta at eps.
+    epsilon : array_like (G,) of any real numbers
+    delta : array_like (G,) of upper bounds of delta(eps), or Bounds of it
+    fpr : array_like in [0, 1] of false positive rates
+    symmetric : bool; whether the relation is symmetric, as add_or_remove_one is, so that delta(eps) gives delta(-eps).
 
     Returns
     -------
-    Bounds
-        f in the shape of fpr. If delta is an array, the kind is "bound", `lower` is the guarantee, `upper` is 1 - fpr.
+    Bounds : f in the shape of fpr. If delta is an array, `lower` is the guarantee, and `upper` is 1 - fpr.
 
     References
     ----------
@@ -68,16 +62,12 @@ def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) ->
     Parameters
     ----------
     fpr : array_like (G,) in [0, 1]
-    fnr : array_like (G,) or Bounds
-        Values at fpr of a convex lower bound of the trade-off function f, or brackets of f.
-    epsilon : array_like
-        Any real numbers.
+    fnr : array_like (G,) of the values at fpr of a convex lower bound of the trade-off function f, or Bounds of f
+    epsilon : array_like of any real numbers
 
     Returns
     -------
-    Bounds
-        delta in the shape of epsilon. If fnr is an array, the kind is "bound", `upper` is the guarantee, and `lower`
-        is 0.
+    Bounds : delta in the shape of epsilon. If fnr is an array, `upper` is the guarantee, and `lower` is 0.
 
     References
     ----------
@@ -103,7 +93,7 @@ def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) ->
 
 
 def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return lower bounds and upper bounds of the given values, and the `kind` of the results computed from them."""
+    """Return lower and upper bounds of the given values, and the `kind` of results computed from them."""
     if isinstance(values, Bounds):
         kinds = np.unique(np.asarray(values.kind))
         if kinds.size > 1 or values.shape != shape:
@@ -116,7 +106,7 @@ def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray,
 
 
 def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (x, low, high) in ascending order of x. Where points have equal x, the tightest bounds are kept."""
+    """Return (x, low, high) in ascending order of x, with the tightest bounds of points with equal x."""
     unique, where = np.unique(x, return_inverse=True)
     lowest, highest = np.zeros(unique.size), np.ones(unique.size)
     np.maximum.at(lowest, where, low)
@@ -127,17 +117,12 @@ def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarra
 def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyond: float | None) -> Interval:
     """Bracket `sup_z {1 - g(z) - slope z}` for a convex, non-increasing g that lies in [low, high] at the points x.
 
-    `x`, `low` and `high` have shape (G,), and x increases from the left end of the domain. `slope` >= 0 has any shape,
-    and the answer has the same shape. `steepest` bounds g on the first cell: g(x) >= g(x_0) - steepest (x - x_0). It is
-    inf if no such bound is known. `beyond` is a lower bound of g to the right of the grid. It is None if the domain
-    ends at the last point.
-
-    The lower end of the answer is the largest lower bound of `1 - g(x) - slope x` at a grid point. It does not need
-    convexity. The upper end is the largest upper bound of `1 - g(x) - slope x` on a cell. On each cell g lies above two
-    lines: the extended chord of the cell on the left, and the extended chord of the cell on the right. Therefore g lies
-    above every mixture of the two lines, and `1 - mixture - slope x` is largest at an end of the cell. If no convex
-    function lies in [low, high], the lower end of the answer may exceed its upper end.
+    `x`, `low` and `high` have shape (G,), and x increases from the left end of the domain. `slope` >= 0 and the answer
+    have any shape. On the first cell g(x) >= g(x_0) - steepest (x - x_0), where `steepest` may be inf. `beyond` is a
+    lower bound of g to the right of the grid, or None if the domain ends at the last point. If no convex function lies
+    in [low, high], the lower end of the answer may exceed its upper end.
     """
+    # Lower end: the largest lower bound of 1 - g(x) - slope x at a point, without convexity. Upper end: see `_cells`.
     x, low, high = (np.asarray(v, np.float64) for v in (x, low, high))
     s = np.asarray(slope, np.float64)[..., None]
     lower = np.max(1.0 - high - s * x - 8.0 * ROUNDOFF * (1.0 + s * x), axis=-1)
@@ -158,21 +143,16 @@ def consistent(found: Interval) -> Interval:
 
 
 def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarray, steepest: float) -> np.ndarray:
-    """Return, for each slope, the index of the cell on which the upper bound of `1 - g(x) - slope x` is largest.
-
-    To lower this largest bound, refine the grid on the cell.
-    """
+    """Return, for each slope, the index of the cell on which the upper bound of `1 - g(x) - slope x` is largest."""
     return np.argmax(_cells(x, low, high, slope[..., None], steepest), axis=-1)
 
 
 def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, steepest: float) -> np.ndarray:
-    """Return an upper bound of `1 - g(x) - s x` on each cell, the interval between two neighbouring points x.
-
-    g is convex and lies in [low, high] at the points. `s` has shape (..., 1), and the answer has shape (..., G - 1).
-    """
+    """Return upper bounds (..., G - 1) of `1 - g(x) - s x` on each cell between points x, for slopes `s` (..., 1)."""
     width = np.diff(x)
-    # `chord_low` and `chord_high` bound the slope of g's chord on each cell. Since g is convex, the slope of g is at
-    # least `chord_low` to the right of the cell, and at most `chord_high` to the left of the cell.
+    # The convex g lies on each cell above the extended chords of the two neighbouring cells, so above every mixture of
+    # these lines, and 1 - mixture - s x is largest at an end of the cell. The slope of g is at least `chord_low` to the
+    # right of a cell, and at most `chord_high` to its left.
     chord_low = (low[1:] - high[:-1]) / width
     chord_high = np.minimum((high[1:] - low[:-1]) / width, 0.0)
     known = np.isfinite(steepest)
@@ -194,20 +174,17 @@ def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, stee
 def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
     """Return the mu for which the profile of mu-GDP passes through (eps, delta).
 
-    A mechanism that is mu-GDP for this mu is (eps, delta)-DP. The converse is false: a mechanism that is (eps,
-    delta)-DP at one point need not be mu-GDP. If a mechanism is mu'-GDP, then mu' is at least the mu of every point
-    (eps, delta) of the mechanism's profile.
+    A mechanism that is mu-GDP for this mu is (eps, delta)-DP, but the converse is false. If a mechanism is mu'-GDP, mu'
+    is at least the mu of every point (eps, delta) of the mechanism's profile.
 
     Parameters
     ----------
     epsilon : array_like, >= 0
-    delta : array_like in (0, 1)
-        epsilon and delta broadcast.
+    delta : array_like in (0, 1), which broadcasts with epsilon
 
     Returns
     -------
-    Bounds
-        kind "certified".
+    Bounds : of kind "certified".
 
     References
     ----------
@@ -220,7 +197,7 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
 
     def crossing(end: str) -> tuple[np.ndarray, np.ndarray]:
         below, above = np.full(eps.shape, np.log(1e-8)), np.log(np.sqrt(2.0 * eps) + 80.0)
-        for _ in range(90):  # after 90 halvings `below` and `above` differ by less than their rounding error
+        for _ in range(90):  # then `below` and `above` differ by less than their rounding error
             middle = 0.5 * (below + above)
             met = getattr(closed_form.delta(np.exp(middle), eps), end) <= target
             below, above = np.where(met, middle, below), np.where(met, above, middle)
