@@ -33,7 +33,7 @@ class Played(NamedTuple):
     Parameters
     ----------
     scores : numpy.ndarray, shape (runs, canaries).  A score tends to be larger if the canary took part.
-    outcome : pytree of arrays, shape (runs, ...); what ``outcome`` of `Game.play` returned, by default the parameters.
+    outcome : pytree of arrays, shape (runs, ...); what ``outcome`` of `Game.play` returned, else the last parameters.
 
     >>> Played(np.zeros((100, 1)), None).scores.shape
     (100, 1)

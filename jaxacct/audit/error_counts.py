@@ -184,7 +184,7 @@ class LowerBound:
     delta, confidence : of the statement.
     trials : number of runs, with the canary and without; for an audit in one run, the number of canaries.
     method : name of the method that found the bound.
-    kind : "lower bound", or "conditional: Gaussian DP" if the statement needs a Gaussian's trade-off curve.
+    kind : "lower bound", or "conditional: Gaussian DP" if it holds only for a Gaussian's trade-off curve.
     mu : the Gaussian-DP parameter that a Gaussian fit found; otherwise None.
     relation : the neighbouring relation for which the statement holds.
 

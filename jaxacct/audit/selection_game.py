@@ -61,7 +61,7 @@ def finite(probabilities: ArrayLike) -> Partial:
 
     Parameters
     ----------
-    probabilities : array_like, shape (n,); they sum to 1.  Their cumulative sums have errors of at most 2^-32.
+    probabilities : array_like, shape (n,); they sum to 1.  Their cumulative sums are realised to within 2^-32.
 
     Returns
     -------
@@ -375,8 +375,9 @@ def cell_audit(
 
     Parameters
     ----------
-    cells, law, runs, seed : Cells, one law of K, int and int
+    cells, law : Cells, and one law of K.
     delta, confidence : float in (0, 1)
+    runs, seed : int
 
     Returns
     -------

@@ -49,7 +49,7 @@ class AllowedRepetitions:
     Parameters
     ----------
     repetitions : float or numpy.ndarray; E[K], of the batch shape; NaN where `ok` is False.
-    parameter : float or numpy.ndarray; of the law of K: gamma, the mean of a Poisson law, or the K of a point mass.
+    parameter : float or numpy.ndarray; gamma of the law of K, the mean of a Poisson law, or the K of a point mass.
     epsilon : Bounds at that law.  `epsilon.upper <= target_epsilon` wherever `ok`.  Elsewhere `epsilon` belongs to the
         law with the least mean that was searched.
     status : str or numpy.ndarray; "ok" (a larger number misses the target), "not_binding" (the largest number searched

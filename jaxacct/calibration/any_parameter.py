@@ -54,8 +54,8 @@ def calibrate(
 
     The search looks for an `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as
     possible to the end of the bracket that protects less.  It evaluates both ends to find out which one that is.  The
-    returned value was itself evaluated, so it meets the target.  Only if epsilon is monotone in x does every value that
-    protects less miss the target.  The library cannot see this: the caller declares it with `monotone=True`.
+    returned value was itself evaluated, so it meets the target.  If epsilon is monotone in x, every value that protects
+    less misses the target.  The library cannot see whether it is; the caller declares it with `monotone=True`.
 
     Parameters
     ----------

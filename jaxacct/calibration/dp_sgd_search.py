@@ -1,6 +1,6 @@
 """The goal of a search for one parameter of Poisson sampled DP-SGD, and estimates of x = log(value) where it starts.
 
-Fast solves give the estimates, with delta by a plain or a split contour (engines/contour.py); search.py certifies.
+Fast solves give the estimates, with delta by a plain or a split contour (engines/contour.py).
 """
 
 from __future__ import annotations

@@ -239,8 +239,9 @@ def calibrate_steps(
 ) -> Calibration:
     """Return the largest number of steps whose certified epsilon meets the target: a whole number, as float64.
 
-    `Calibration.best` says how far the true largest number may be above the returned one.  Where `max_steps` meets the
-    target, it is the value, with status "not_binding".  Where one step exceeds it, the status is "infeasible_steps".
+    Where `Calibration.best` is True, the true largest number is greater by at most the relative distance d given there.
+    Where `max_steps` meets the target, it is the value, with status "not_binding".  Where one step already exceeds the
+    target, the status is "infeasible_steps".
 
     Parameters
     ----------
@@ -249,7 +250,7 @@ def calibrate_steps(
     at_fpr, prior, baseline, above_fpr, batch_size, dataset_size, slots, sampling, cap, bands, groups, group
         As for `calibrate_noise_multiplier`, but with "cyclic_poisson" a risk cannot be the target.
     noise_multiplier : array_like > 0
-    max_steps : int >= 1; the largest number of steps that is tried, one for the whole batch.
+    max_steps : int >= 1; the largest number of steps that is tried, the same for the whole batch.
 
     Returns
     -------

@@ -56,8 +56,8 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
-"""Two attempts at a lower bound of a true-positive rate, some 0.05 % and 1 % below it: the distance of the three eps at
-which delta is evaluated, in standard deviations of the loss, and the rtol of delta."""
+"""Two attempts at a lower bound of a true-positive rate, some 0.05 % and 1 % below it. Each is a pair: the distance
+between the three eps at which delta is evaluated, in standard deviations of the loss, and the rtol of delta."""
 Risk = tuple[BestValues, np.ndarray, np.ndarray]
 """The best values, the risk at them (lower bounds, estimates and upper bounds, (3, n)), the eps that shows the risk."""
 
@@ -225,7 +225,7 @@ def _rates_at_least(
     """Return lower bounds of the true-positive rate at `fpr` for `values`, from delta at three eps near `epsilon`."""
     low, left = fpr.copy(), np.isfinite(values)
     for about, rtol in LOWER_ENDS:
-        # for a relation with both directions, delta is the larger one of theirs, so `leading` gives a lower bound
+        # with both directions, delta is the larger of the directions' deltas, so `leading` alone gives a lower bound
         for sign, leading in ((1.0, "remove_one"), (-1.0, "add_one")):
             rows = np.flatnonzero(left & (np.where(epsilon < 0.0, -1.0, 1.0) == sign))
             if rows.size == 0:
@@ -253,7 +253,7 @@ class RateSolve(NamedTuple):
 
 def _value_for_rate(goal: Goal, rate: np.ndarray, fpr: np.ndarray) -> tuple[BestValues, np.ndarray]:
     """Return a value with a certified true-positive rate of at most `rate` at `fpr`, and the eps that shows this."""
-    # every eps gives such a value, and the best eps the least protective one; `gaussian` is that of mu-Gaussian DP
+    # Every eps gives such a value; the best eps gives the least protective one. `gaussian` is best for mu-Gaussian DP.
     mu = ndtri(rate) - ndtri(fpr)
     gaussian = np.maximum(-mu * (ndtri(fpr) + 0.5 * mu), 0.0)
     epsilon, near, solved = gaussian.copy(), np.ones(mu.size), None
@@ -342,7 +342,7 @@ def _by_contour(
         close = good & fits & (np.abs(off) < 1e-4) & (slope < 0.0)
         wanted = np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need)
         following = np.maximum(wanted, step + 1)
-        # With `guess`, a row that needs at most 8 times the first attempt's nodes keeps its result. It skips the last
+        # With `guess`, a row that needs at most 8 times the first attempt's nodes keeps this result, and skips the last
         # attempt, which is usually less close.
         kept = good | ((guess and step == 0) & inside & (slope < 0.0) & (need <= 8.0 * rung.nodes))
         due[rows] = np.where(good | (kept & (following == len(ATTEMPTS) - 1)), len(ATTEMPTS), following)
@@ -476,8 +476,7 @@ def by_tangents(
     The relation must have both directions, so that delta is the same if the two data sets are exchanged.
     """
     near = three_places(place, KNOWN_WIDTH)
-    # The largest mu is usually needed at the rate `floor`, so most tangents are near its best eps, at distances
-    # proportional to 1, 4, 9, ...
+    # The largest mu is usually needed at the rate `floor`, so the tangents' distances from its best eps grow as 1, 4, 9
     below = 1.0 - np.linspace(1.0, 0.0, times * BELOW + 1)[:-1] ** 2
     above = 1.0 + FARTHEST * np.linspace(0.0, 1.0, times * ABOVE + 1)[1:] ** 2
     epsilon = np.concatenate([place.epsilon * np.append(below, above)[:, None], near])

@@ -30,7 +30,7 @@ WIDE = 0.1
 ROUGH_EFFORTS = Effort(0.3, 2**25, in_search=True), Effort(2.5e-3, 2**27, in_search=True)
 """Efforts of the brackets that start a search; their memory allows lattices of 2^15 or 2^16 nodes, and of 2^18."""
 HOPELESS = 0.05
-"""If a bracket is wider than this, relatively, after the last of them, no effort leads to a narrow bracket."""
+"""If a bracket is wider than this, relatively, after the last of ROUGH_EFFORTS, no effort leads to a narrow bracket."""
 AT_LIMIT = 1e-12
 """A value counts as a limit of the search if log(value) and log(limit) differ by less than this."""
 
@@ -47,7 +47,7 @@ class Search(NamedTuple):
     highest: np.ndarray
     falls: np.ndarray  # whether epsilon falls as the value grows
     rtol: float  # a row is finished once its upper epsilon is below the target by at most 0.5 * rtol * `scale`
-    closest: float = 1e-12  # or once a value that holds and one that does not differ by less in log(value)
+    closest: float = 1e-12  # or once a value that holds is closer than this in log(value) to one that misses
     whole: bool = False  # whether values are whole numbers
     infeasible: str = "infeasible"  # status of a row in which no value holds
     privates_first: np.ndarray | None = None  # rows in which the least protective limit is tried first; None: none
@@ -105,7 +105,7 @@ class BestValues(NamedTuple):
 
 
 def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> BestValues:
-    """Return each row's least protective value that holds. `start` is called once, for rows not settled by limits."""
+    """Return each row's least protective value that holds. `start` gets the rows that limits do not settle, once."""
     size, own = search.target.size, search.evaluate
     found, missed, steep = _nothing_yet(size), np.full(size, np.nan), np.zeros(size, bool)
 
