@@ -49,8 +49,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
     * REPLACE_ONE: Gaussian and Laplace events are read with sensitivity 2C, where C is the clip norm, since replacing a
       record's value of norm up to C moves a sum by up to 2C. For Poisson samples the upper bound need not be tight.
-    * REPLACE_SPECIAL is `zero_out`: the special record contributes 0 and keeps its place. This relation is the default
-      of jax_privacy's execution plans, which take this accountant (jaxacct/interop/README.md has an example).
+    * REPLACE_SPECIAL is `zero_out`: the special record contributes 0 and keeps its place. jax_privacy defaults to it.
     * Randomized response is refused under ADD_OR_REMOVE_ONE, for which it has no definition. Under
       REPLACE_SPECIAL the special record's answer is drawn uniformly from all answers, as dp_accounting defines it.
     * A refused event raises UnsupportedEventError, which here is a ValueError too.
@@ -87,10 +86,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
     @property
     def mechanism(self) -> Mechanism:
-        """The mechanism composed so far, for `jaxacct.epsilon` and the rest of the library.
-
-        Raises InputError if an event without noise was composed.
-        """
+        """The mechanism composed so far. Raises InputError if an event without noise was composed."""
         if not self._private:
             raise InputError("an event without noise was composed, so there is no mechanism; start a new accountant")
         parts = [step if count == 1 else repeat(step, count) for step, count in self._counts.items()]
@@ -127,7 +123,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     def get_true_positive_rates(self, false_positive_rates: ArrayLike, deltas: ArrayLike | None = None) -> Numbers:
         """Return certified upper bounds of the true-positive rate of every attack at false-positive rates in [0, 1].
 
-        A number gives a float, an array gives an array.  `deltas` is accepted and ignored: no grid of deltas is needed.
+        A number gives a float, an array gives an array. `deltas` is ignored.
 
         >>> import dp_accounting as dpa
         >>> round(CertifiedAccountant().compose(dpa.GaussianDpEvent(1.0)).get_true_positive_rates(0.1), 5)
@@ -145,9 +141,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     ) -> float:
         """Return the least mu, rounded up, for which mu-Gaussian differential privacy bounds the true-positive rates.
 
-        Without `false_positive_rates`, mu is certified for all error rates of at least 1e-10 (`Profile.gdp_mu`). With
-        the argument, mu is certified for these rates alone.  The answer is infinite if no mu is enough.  `deltas` is
-        accepted and ignored.
+        It is certified for the given `false_positive_rates` alone, by default for all error rates of at least 1e-10
+        (`Profile.gdp_mu`). It is infinite if no mu is enough. `deltas` is ignored.
 
         >>> import dp_accounting as dpa
         >>> round(CertifiedAccountant().compose(dpa.GaussianDpEvent(2.0), 4).get_gdp_parameter_estimate(), 6)
@@ -193,8 +188,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        # A selection is refused exactly if the mechanism that it repeats is refused. Check that mechanism, since a
-        # check of the selection itself would compute its dominating pair, which is slow.
+        # a selection is refused exactly if the mechanism that it repeats is, which is faster to check
         if isinstance(step, Selection):
             repeat(step, count)
             self._check(step.mechanism, 1)
@@ -225,10 +219,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
 @functools.lru_cache(maxsize=64)
 def _expand(step: Mechanism, count: int, relation: str) -> None:
-    """Raise an error unless `count` runs of the step can be split into parts in every direction.
-
-    A success is cached, since `compose` checks each event three times.
-    """
+    """Raise an error unless `count` runs of the step can be split into parts in every direction. Cache a success."""
     for direction in directions(step, relation):
         components(repeat(step, count), relation, direction)
 

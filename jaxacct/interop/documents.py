@@ -1,7 +1,4 @@
-"""Mechanisms as text: JSON that round-trips exactly, and expressions such as `Laplace(10.0)`.
-
-Text from strangers is safe to read.
-"""
+"""Mechanisms as text that is safe to read: JSON that round-trips exactly, and expressions such as `Laplace(10.0)`."""
 
 from __future__ import annotations
 
@@ -39,15 +36,13 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 }
 """Allowed operations. Powers are computed in floats, since a power of large whole numbers can take forever."""
 FORMAT = "jaxacct.mechanism"
-"""Name of the format, which every document states."""
 VERSION = 1
-"""The version of the format that is written, and the only version that is read."""
+"""The only version of the format that is written or read."""
 MAX_CHARACTERS = 2**23
-"""Largest number of characters of a document.  This limit, like those below, protects the reader from hostile text."""
+"""Largest number of characters of a document. This limit and those below protect the reader from hostile text."""
 MAX_DEPTH = 64
 """Largest number of levels of nested mechanisms."""
 MAX_MECHANISMS = 2**15
-"""Largest number of mechanisms in one document."""
 MAX_BATCH = 2**20
 """Largest number of elements of the batch to which the shapes in a document broadcast."""
 MAX_AXES = 16
@@ -93,8 +88,7 @@ def to_json(mechanism: Mechanism) -> str:
     Raises
     ------
     InputError
-        If the class is not a public mechanism of the library, a field is invalid, or the mechanism exceeds the limits
-        of `from_json`.
+        If the class is not a public mechanism, a field is invalid, or a limit of `from_json` is exceeded.
     TracerError
         If a field is a tracer.
 
@@ -126,8 +120,7 @@ def _text(mechanism: Mechanism, every: bool) -> str:
 def from_json(text: str) -> Mechanism:
     """Read the mechanism of a JSON document that `to_json` wrote.
 
-    Documents from strangers are safe. The reader knows only the public mechanism classes and their fields. Every value
-    goes through the checks of its class. Nothing in a document is imported or executed.
+    Documents from strangers are safe: every value goes through the checks of its class. Nothing is imported or run.
 
     Parameters
     ----------
@@ -143,8 +136,7 @@ def from_json(text: str) -> Mechanism:
     InputError
         For NaN and Infinity; for numbers that float64 cannot hold (overflow, nonzero values that would become 0,
         integers beyond 2**53); for duplicate, missing and unknown keys; for other versions; and for more than 2**23
-        characters, 64 levels, 2**15 mechanisms, 16 axes or 2**20 elements in the batch. The message is one line. It
-        names the place in the document.
+        characters, 64 levels, 2**15 mechanisms, 16 axes or 2**20 elements in the batch.
 
     >>> from_json('{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "PureDP", "epsilon": -1}}')
     Traceback (most recent call last):
@@ -431,10 +423,7 @@ def _operand(node: ast.expr) -> Any:
 
 
 def _called(function: ast.expr, args: list[Any], given: dict[str, Any]) -> Any:
-    """Call the class or function that `function` names, such as Gaussian, ja.Gaussian or selection.select.
-
-    BallsInBins is the name of a mechanism and of a participation. The one whose signature fits the arguments is called.
-    """
+    """Call what `function` names, such as ja.Gaussian. Of the two BallsInBins, call the one that fits the arguments."""
     makers = ((name, importlib.import_module(home)) for home, names in _MAKERS.items() for name in names)
     known = classes() | laws() | {name: getattr(module, name) for name, module in makers}
     name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")

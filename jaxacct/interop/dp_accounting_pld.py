@@ -29,11 +29,10 @@ def to_dp_accounting_pld(
 ) -> PrivacyLossDistribution:
     """Return a mechanism's privacy loss distribution as dp_accounting's object, which can compose it further.
 
-    Each part of the mechanism becomes one distribution. Gaussian and Laplace noise go through dp_accounting's own
-    constructors. The losses of a part with finitely many outputs are rounded to whole intervals. dp_accounting composes
-    the parts. In both directions the pessimistic distribution dominates the mechanism, and the mechanism dominates the
-    optimistic distribution. Both statements hold up to dp_accounting's own arithmetic, whose rounding is not bounded.
-    Therefore the distribution is no certificate. `jaxacct.epsilon` gives certified bounds.
+    dp_accounting composes one distribution for each part. It makes those of Gaussian and Laplace noise; for a finite
+    part the losses are rounded to whole intervals. In both directions the pessimistic distribution dominates the
+    mechanism, and the mechanism dominates the optimistic one, but for the rounding errors of dp_accounting. These have
+    no bound, so the distribution is no certificate.
 
     Parameters
     ----------
@@ -44,8 +43,7 @@ def to_dp_accounting_pld(
     value_discretization_interval : float > 0
         The length h of an interval of losses. Rounding adds at most about n h to the epsilon of n steps.
     pessimistic : bool
-        True rounds losses up, so that deltas are upper bounds. False rounds losses down, so that deltas are lower
-        bounds.
+        True rounds losses up, so deltas are upper bounds. False rounds losses down, so deltas are lower bounds.
 
     Returns
     -------
@@ -55,8 +53,7 @@ def to_dp_accounting_pld(
     ------
     InputError
         If the mechanism is a batch; if the relation has one direction, or the mechanism refuses it; if the interval is
-        so short that there are too many losses; or if `pessimistic` is False, but the library has only an upper bound
-        of the mechanism.
+        too short; or if `pessimistic` is False, but the library has only an upper bound of the mechanism.
 
     References
     ----------

@@ -146,9 +146,8 @@ class PureDP(FiniteMechanism):
 class ApproximateDP(FiniteMechanism):
     """Any (``epsilon``, ``delta``)-DP mechanism, through the pair that dominates them all.
 
-    The pair has P-mass delta where dQ = 0 and Q-mass delta where dP = 0. The rest is (1 - delta) times the pair of
-    `PureDP(epsilon)`. The guarantee must hold under the neighbouring relation for which the caller asks epsilon or
-    delta.
+    The pair has P-mass delta where dQ = 0, Q-mass delta where dP = 0, and else (1 - delta) times the pair of
+    `PureDP(epsilon)`. The guarantee must hold under the neighbouring relation for which the caller asks.
 
     Parameters
     ----------
@@ -207,46 +206,34 @@ def once(pair: FinitePair, direction: str) -> list[tuple[Part, np.ndarray]]:
 
 
 def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = None) -> np.ndarray:
-    """Compute log(1 - q + q e^loss) for finite losses and rates q in [0, 1].
-
-    The error is at most 16 roundoffs of the value plus 1e-323. Let x = q (e^loss - 1). The value is log1p(x). Where
-    x < -1/2, digits of 1 + x would cancel, and the value is log((1-q) + q e^loss). Beyond a loss of 700, e^loss is
-    computed as the square of e^(loss/2). Where x overflows, the value is loss + log(q). This sum is at least 700, so
-    its digits do not cancel. Where `excess` is finite, it is taken for e^loss - 1, which it gives more accurately than
-    the loss does.
-    """
-    given = np.nan if excess is None else excess
+    """Return log(1 - q + q e^loss) of finite losses and rates q. The error is <= 16 roundoffs of the value + 1e-323."""
+    given = np.nan if excess is None else excess  # where it is finite, e^loss - 1, more accurate than from the loss
     loss, q, given = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (loss, rate, given)))
-    large = loss > 700.0
+    large = loss > 700.0  # then e^loss might overflow, and is the square of e^(loss/2)
     with np.errstate(over="ignore", invalid="ignore"):
         half = np.exp(0.5 * np.where(large, loss, 0.0))
         risen = np.where(np.isfinite(given), given, np.expm1(np.where(large, 0.0, loss)))
         change = np.where(large, q * half * half, q * risen)
     vast = ~(change < np.inf)
     proper = (q > 0.0) & (q < 1.0)
-    deep = (change < -0.5) & proper
+    deep = (change < -0.5) & proper  # then digits of 1 + `change` would cancel
     ordinary = np.log1p(np.where(deep | vast | ~proper, 0.0, change))
     ratio = np.where(np.isfinite(given), 1.0 + given, np.exp(np.where(deep, loss, 0.0)))
     below = np.log(np.where(deep, (1.0 - q) + q * ratio, 1.0))
-    above = loss + np.log(np.where(vast & proper, q, 1.0))
+    above = loss + np.log(np.where(vast & proper, q, 1.0))  # at least 700, so no digits cancel
     mixed = np.where(vast, above, np.where(deep, below, ordinary))
     return np.where(q == 1.0, loss, np.where(q == 0.0, 0.0, mixed))
 
 
 def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Compute log(p/q) of positive masses, with an error of at most 8 roundoffs of the value.
-
-    Exchanging p and q only changes the sign of the answer. `difference` is p - q, known to a few roundoffs. Where p and
-    q are near, the answer is computed from `difference`. Elsewhere it is the logarithm of the quotient p/q, and is at
-    least .4 in size. If the larger mass is over 1e300 times the smaller one, the answer is log(p) - log(q). These
-    logarithms differ by more than 690, so their digits do not cancel.
-    """
-    large, small = np.maximum(p, q), np.minimum(p, q)
+    """Return log(p/q) of positive masses within 8 roundoffs of the value. `difference` is p - q to a few roundoffs."""
+    large, small = np.maximum(p, q), np.minimum(p, q)  # so that exchanging p and q only changes the answer's sign
     near = np.abs(difference) <= 0.5 * small
     close = 2.0 * np.arctanh(np.where(near, difference, 0.0) / (large + small))
     with np.errstate(over="ignore"):
         ratio = large / small
     plain = ratio < 1e300
+    # the answer is here at least .4, and at least 690 where logarithms are subtracted, so no digits cancel
     apart = np.where(plain, np.log(np.where(plain, ratio, 1.0)), np.log(large) - np.log(small))
     return np.where(near, close, np.sign(p - q) * apart)
 
@@ -266,10 +253,9 @@ def _atoms(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 class FiniteOutput(FiniteMechanism):
     """Mechanism with finitely many outputs: probabilities ``p`` with the record and ``q`` without it.
 
-    delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add. An output with q_i = 0 < p_i
-    has infinite loss. Under ``replace_one`` p and q are the laws of the output for the two values of the replaced
-    record. Either law may be the one before the replacement (README.md, "Two orders of a replaced record"). The two
-    laws must be those of the worst neighbours: no other pair of neighbours may have a larger delta at any eps.
+    delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add. Under ``replace_one`` p and q
+    are the laws for the two values of the record, in either order (README.md, "Two orders of a replaced record"). No
+    other pair of neighbours may have a larger delta at any eps.
 
     Parameters
     ----------
@@ -279,8 +265,7 @@ class FiniteOutput(FiniteMechanism):
 
     References
     ----------
-    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function
-    (hockey-stick divergences of a pair, its two directions and its sampling).
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function.
 
     >>> import jaxacct as ja
     >>> coin = ja.FiniteOutput(p=[0.75, 0.25], q=[0.25, 0.75])
@@ -315,9 +300,8 @@ class FiniteOutput(FiniteMechanism):
         above_p, above_q = (sums(np.concatenate([x, -np.ones_like(x[..., :1])], -1))[..., None] for x in given)
         p, q = (x / (1.0 + above) for x, above in zip(given, (above_p, above_q), strict=True))
         common = (p > 0.0) & (q > 0.0)
-        # `one` and `two` are p and q before the division by their sums. `one - two` is exact where they are close, so
-        # p/q - 1 and log p/q are first computed from `one` and `two`, and then corrected for the division. The sums
-        # exceed 1 by `above_p` and `above_q`, correctly rounded.
+        # `one` and `two` are p and q before the division by their sums, 1 + `above_p` and 1 + `above_q`. Where they are
+        # close, `one - two` is exact. So p/q - 1 and log p/q are computed from it, and then corrected for the division.
         one, two = (np.where(common, x, 1.0) for x in given)
         with np.errstate(over="ignore"):
             excess = (one - two) / two

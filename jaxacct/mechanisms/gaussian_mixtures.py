@@ -46,11 +46,7 @@ def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
 
 
 def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -> Points:
-    """Return a point (eps, delta) for each half line L that ends at u: eps = log p(u)/q(u), delta = P(L) - e^eps Q(L).
-
-    The half lines are above u for `sign` 1, and below u for `sign` -1. The ratio p/q must exceed 1 and be monotone on
-    each half line.
-    """
+    """Return eps = log p(u)/q(u), delta = P(L) - e^eps Q(L). L is above u (sign -1: below), and p/q must rise on it."""
     from scipy import special  # slow to import
 
     def log_tail(law: Mixture) -> np.ndarray:
@@ -64,8 +60,8 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
         gain = np.exp(log_tail(p))
         cost = np.exp(log_tail(q) + loss)
         squares = u**2 + max(np.max(p.mean**2), np.max(q.mean**2))
-        # `doubt` bounds the relative error of gain and cost. Its 1e-12 covers logarithms up to 700, each rounded by
-        # 8e-14. Its other term covers the rounding errors of terms of size u^2 and mean^2, which cancel in `cost`.
+        # `doubt` bounds the relative error of gain and cost: 1e-12 for logarithms up to 700, each rounded by 8e-14, and
+        # the rest for the rounding of terms of size u^2 and mean^2, which cancel in `cost`
         doubt = 1e-12 + 4e-15 * squares
         delta = np.maximum(gain - cost, 0.0) + doubt * (gain + cost)
     order = np.flatnonzero((loss > 0.0) & np.isfinite(loss) & ~np.isnan(delta))[:: int(sign)]
@@ -73,11 +69,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return a pair that dominates every pair whose delta at each point's eps is at most that point's delta.
-
-    The points (eps, delta) are `forward` for remove, and `reverse` for add. `scale` is the largest shift of a mean, in
-    standard deviations.
-    """
+    """Return a pair that dominates all pairs with profiles below the points. `scale`: largest shift, in sigma."""
     least = LEAST_RELATIVE_GAP * scale
     # raise small eps to `least`: a profile falls, so the delta of a point also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)
@@ -87,7 +79,7 @@ def profile_of_points(forward: Points, reverse: Points, scale: float) -> FiniteP
     delta, back = np.concatenate([forward[1], none[1]]), np.concatenate([none[0], reverse[1]])
     order = np.argsort(epsilon, kind="stable")
     epsilon, delta, back = epsilon[order], delta[order], back[order]
-    # Each point gets the least delta up to its eps. Of points with nearly equal eps, only the last is kept.
+    # each point gets the least delta up to its eps; of nearly equal eps the last is kept
     delta, back = np.minimum.accumulate(delta), np.minimum.accumulate(back)
     keep = np.append(np.diff(epsilon) > least, True)
     return pair_of_profile(epsilon[keep], delta[keep], back[keep])
@@ -125,10 +117,8 @@ def mixed_pair(shares: list[float], pairs: list[FinitePair]) -> FinitePair:
 def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | None = None) -> FinitePair:
     """Return a pair with delta(log a) >= sum_{j > 0} weight_j delta_j(log a'), where a' = 1 + (a - 1)/Pr[j > 0].
 
-    Here weight_j is the chance of j contributions, and delta_j is the delta of the Gaussian of sensitivity shift_j. The
-    sum bounds the delta of a mechanism that also reveals j, and so leaks more (README.md, "Groups of records"). If the
-    sensitivities `always` are given, a second bound is sum_j weight_j times the delta(log a) of the Gaussian of
-    sensitivity always_j. At each eps the pair takes the smaller bound.
+    weight_j is the chance of j contributions, delta_j the delta of the Gaussian of sensitivity shift_j (README.md,
+    "Groups of records"). With `always` the smaller of this and sum_j weight_j delta(log a; always_j) is taken.
     """
     reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # chance of j > 0, rounded up, which raises delta
     ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]
@@ -141,7 +131,7 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
         order = np.argsort(shift[some])
         shift, weight = shift[some][order], weight[some][order]
         laws.append((shift, weight, reach))
-        # the epsilons in `grids` are losses of some Gaussians, at most 12 for each bound
+        # take losses of at most 12 of the Gaussians
         for one in shift[np.unique(np.linspace(0, shift.size - 1, 12).astype(int))]:
             inner = np.concatenate([np.linspace(0.0, one, 100), one * (0.5 * one + z)])
             inner = inner[inner > 0.0]
@@ -324,10 +314,9 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     """Gaussian noise on a sum to which a record, or a group, contributes ``sensitivities``_i with probability p_i.
 
     The pair is sum_i p_i N(s_i, sigma^2), N(0, sigma^2). Sensitivities 0, 1, ..., k with binomial probabilities are a
-    group of k records under Poisson sampling; s = (0, 1) and p = (1-q, q) is the Poisson sampled Gaussian. If
-    contributions are vectors, the s_i are bounds of their norms. Alone, repeated, or composed with Gaussians, the
-    mechanism has certified brackets. Otherwise another pair is used, which dominates this one and adds about 1e-4 to
-    epsilon, and ``kind_under`` is "bound". The answers hold for add and remove; ``replace_one`` is refused.
+    group of k records under Poisson sampling. If contributions are vectors, the s_i are bounds of their norms. Alone,
+    repeated, or composed with Gaussians, the mechanism has certified brackets. Otherwise a pair that dominates this one
+    is used, which adds about 1e-4 to epsilon, and ``kind_under`` is "bound". ``replace_one`` is refused.
 
     Parameters
     ----------

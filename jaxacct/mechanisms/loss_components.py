@@ -28,26 +28,24 @@ LEAST_SQUARE = 1e-280
 TOO_MANY = "must be <= 2**53; so many are not accounted for", "{:.6g}".format
 """For `refuse_where`: the words that refuse a number of steps, and the function that formats the number."""
 LARGEST_GAP = 1e-3
-"""The masses of a finite law should sum to 1, up to this error. A law with a smaller sum is replaced by one that
-reveals everything. A law for lower ends with a larger sum is replaced by one that releases nothing."""
+"""A finite law's masses sum to 1 up to this error. If they sum to less, the law is replaced by one that reveals
+everything. If they sum to more in a law for lower ends, it is replaced by one that releases nothing."""
 
 
 class Components(NamedTuple):
     """One direction of a composed mechanism; every array is NumPy float64 with a leading batch axis B.
 
     The loss of the composition is the sum of the independent losses of its parts (README.md, "Composition"). A Gaussian
-    part of sigma s and sampling rate q is made from the pair N(1, s^2), N(0, s^2). At an output x let u = x/s and y =
-    u/s - 1/(2 s^2), and let f(u) be the normal density. The sampled likelihood ratio is mix = 1 - q + q e^y. For
-    "remove", P has density f(u) mix, Q has f(u), and the loss is log mix. For "add", P has density f(u), Q has f(u)
-    mix, and the loss is -log mix. Laplace parts follow the same rule with the pair Lap(0, b), Lap(1, b).
-
-    The parts describe the finite loss only; their masses sum to 1 - delta_infinity.
+    part of noise s and sampling rate q has the pair (1 - q) N(0, s^2) + q N(1, s^2), N(0, s^2). At an output x its
+    likelihood ratio is mix = 1 - q + q e^y, y = x/s^2 - 1/(2 s^2). For "remove" P is the first law, Q is the second,
+    and the loss is log mix. For "add" P and Q are exchanged, and the loss is -log mix. Laplace parts follow the same
+    rule with the pair Lap(0, b), Lap(1, b). The parts describe the finite loss only; their masses sum to 1 -
+    delta_infinity.
 
     Parameters
     ----------
     sign : (B,)
-        +1 for remove, where P is the mixture of the two laws of a base pair and Q is the second law; -1 for add,
-        where P and Q are exchanged.
+        +1 for remove, -1 for add.
     mu2 : (B,)
         Sum of n / sigma^2 over Gaussians sampled at q == 1; their total loss is N(mu2/2, mu2).
     gauss_sigma, gauss_q, gauss_n : (B, J)
@@ -55,8 +53,7 @@ class Components(NamedTuple):
     laplace_scale, laplace_q, laplace_n : (B, K)
         Laplace noise of sensitivity 1 and scale b, 0 < q <= 1. A part with n = 0 is absent (with scale = 1, q = .5).
     finite_loss, finite_mass : (B, F, A)
-        Finite losses and P-masses of the finite parts in this direction, with sampling and sign already applied.
-        Padding has mass 0 and loss 0. Masses sum to 1 minus the part's mass at infinity.
+        Finite losses and P-masses of the finite parts, with sampling and sign already applied. Padding is 0.
     finite_n : (B, F)
         Number of times that each finite part is composed; 0 if it is absent.
     log_survival : (B,)
@@ -68,12 +65,11 @@ class Components(NamedTuple):
     infinity_units : (B,)
         Bound of the relative error of delta_infinity, in units of 2^-53 (README.md, "Rounding of finite laws").
     rho, xi : (B,)
-        The zCDP guarantee of all zCDP parts together, which the last finite part represents; 0 without a guarantee.
+        The zCDP guarantee of all zCDP parts together, which the last finite part represents; else 0.
 
     References
     ----------
-    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function (dominating pairs,
-    their composition and their sampling).
+    Zhu, Dong, Wang (2022), Optimal Accounting of Differential Privacy via Characteristic Function.
 
     >>> from jaxacct.mechanisms import Laplace, components
     >>> components(Laplace([2.0, 4.0]), "add_or_remove_one", "remove").laplace_scale.tolist()
@@ -110,8 +106,7 @@ class Components(NamedTuple):
 def components(mechanism: Mechanism, relation: str, direction: str, below: bool = False) -> Components:
     """Expand a mechanism into its components in one direction ("remove" or "add") of a neighbouring relation.
 
-    The batch is flattened in C order. Every field is checked again, since a pytree transformation may have put invalid
-    numbers in. Equal parts are merged.
+    The batch is flattened in C order. Every field is checked again. Equal parts are merged.
 
     Parameters
     ----------
@@ -198,8 +193,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
 def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
     """Return the directions of a relation. The answer under the relation is the largest answer in these directions.
 
-    remove_one and add_one have one direction each. The other relations have both directions, or only ``("remove",)``
-    where the two coincide, as they do for additive noise without sampling.
+    remove_one and add_one have one direction. The other relations have both, or only "remove" where the two coincide.
 
     Parameters
     ----------
@@ -209,7 +203,6 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        "remove", "add", or both.
 
     References
     ----------
@@ -229,9 +222,7 @@ def directions(mechanism: Mechanism, relation: str) -> tuple[str, ...]:
 
 
 def add_and_remove(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether the two directions of a relation are add_one and remove_one, for which a caller may ask alone.
-
-    The answer is False for replace_one, and for zero_out if an added record displaces others (README.md, "Zero out").
+    """Return whether a relation's two directions are add_one and remove_one (README.md, "Zero out").
 
     >>> from jaxacct.mechanisms import Gaussian, SampledWithoutReplacement
     >>> add_and_remove(Gaussian(1.0), "zero_out")

@@ -27,7 +27,7 @@ from jaxacct.strategies.strategy import BallsInBins, CyclicPoisson, FixedEpochs,
 SAME = 1e-12
 """The norms of two columns count as equal up to this relative difference."""
 SMALLEST = 1e-200
-"""Each bin of a likelihood ratio has a normal variable. The variable's variance must be from SMALLEST to 1/SMALLEST."""
+"""The variance of a bin's normal variable must be from SMALLEST to 1/SMALLEST."""
 KEPT = 64
 """Number of runs whose contours are cached, and number of runs whose profiles are cached."""
 
@@ -40,15 +40,13 @@ class MatrixMechanism(EqualToAnother):
     C is the ``strategy`` of n steps, s is ``noise_multiplier``, and R is the clip norm. A run that adds noise C^-1 Z
     leaks no more, since its models are functions of C X + Z. Gradients may depend on all earlier outputs.
 
-    Adding or removing a record must not move other records to other steps. If a list is shuffled and cut into batches,
-    the other records do move. Then ask for ``relation="zero_out"`` or ``"replace_one"``.
+    Adding or removing a record must not move other records to other steps. Where it does, as in batches cut from a
+    shuffled list, ask for ``relation="zero_out"`` or ``"replace_one"``. These are exact:
 
-    * Without sampling the release is one Gaussian of noise multiplier s / sens(C): exact.
-    * With ``CyclicPoisson(b, q)`` and at least as many groups b as bands the release is ceil(n/b) Poisson sampled
-      Gaussians of noise multiplier ``s / ||C e_i||``, i = 0, b, 2b, ..., where C e_i is column i: exact for add,
-      remove and zero-out.
-    * With ``BallsInBins(b)`` and at most two bands the release is one mixture of b Gaussians, one for each bin: exact
-      for add, remove and zero-out.
+    * Without sampling the release is one Gaussian of noise multiplier s / sens(C).
+    * With ``CyclicPoisson(b, q)`` and b at least the number of bands it is ceil(n/b) Poisson sampled Gaussians of noise
+      multiplier s / |column i of C|, i = 0, b, 2b, ... (for add, remove and zero-out).
+    * With ``BallsInBins(b)`` and at most two bands it is a mixture of b Gaussians (for add, remove and zero-out).
 
     Parameters
     ----------
@@ -129,9 +127,8 @@ class MatrixMechanism(EqualToAnother):
 def _norms(strategy: Strategy, groups: int, below: bool) -> list[tuple[float, int]]:
     """Return bounds of the norms of the columns that one group of records uses, as (bound, count), largest first.
 
-    If `below`, they are lower bounds for the group with the largest sum of squares. Otherwise the k-th bound is an
-    upper bound of the k-th largest norm in every group. `count` nearly equal bounds are replaced by the least of them
-    if `below`, else by the largest.
+    If `below`, they are lower bounds, for the group with the largest sum of squares. Otherwise the k-th is an upper
+    bound of the k-th largest norm in every group.
     """
     squares, blocks, side = strategy.squared_norms()[0 if below else 1], -(-strategy.steps // groups), 1.0 - 2.0 * below
     by_group = np.pad(squares, (0, blocks * groups - squares.size)).reshape(blocks, groups).T
@@ -139,16 +136,13 @@ def _norms(strategy: Strategy, groups: int, below: bool) -> list[tuple[float, in
     square = falling_squares[np.argmax(falling_squares.sum(1))] if below else falling_squares.max(0)
     spread = strategy.entry_error * strategy.steps**0.5  # bounds the norm of a column's error
     norms = np.sqrt(np.maximum(square, 0.0)) * (1.0 + side * 2.0 * ROUNDOFF) + side * spread
-    runs: list[tuple[float, int]] = []
+    runs: list[tuple[float, int]] = []  # nearly equal bounds become the least of them if `below`, else the largest
     for norm in np.maximum(norms, 0.0).tolist():
         if runs and norm >= runs[-1][0] * (1.0 - SAME):
             runs[-1] = norm if below else runs[-1][0], runs[-1][1] + 1
         else:
             runs.append((norm, 1))
     return runs
-
-
-# Balls in bins whose neighbouring bins share noise
 
 
 def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
@@ -191,7 +185,7 @@ def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
 
 @functools.lru_cache(maxsize=KEPT)
 def contours_of(strategy: Strategy, bins: int, noise: float) -> Profile:
-    """Return the cached profile of a run. The contours that one call places serve later calls too."""
+    """Return the profile of a run, cached since the contours that one call places serve later calls too."""
     return Profile(normals_of(strategy, bins, noise))
 
 
@@ -200,8 +194,8 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
     profile, found = contours_of(strategy, bins, noise), np.zeros(3)
     mu = _largest(profile)
     eps = np.linspace(0.0, mu * (0.5 * mu + 40.0), 4001)
-    # The Gaussian that also reveals the bin bounds the run. `most` is the first grid point where its delta is at most
-    # `delta`, and so an upper bound of the run's eps. At the last grid point its delta counts as 0.
+    # the Gaussian that also reveals the bin bounds the run: eps is at most the first grid point where its delta is at
+    # most `delta` (at the last point it counts as 0)
     most = float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
     for sign in signs:
         if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # else eps in this direction is <= found[0]
@@ -212,10 +206,7 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
 def delta_of_bins(
     strategy: Strategy, bins: int, noise: float, signs: list[float], epsilon: np.ndarray, width: float, least: float
 ) -> np.ndarray:
-    """Return (lower, estimate, upper) of delta at K values of eps, (3, K): the largest over the directions `signs`.
-
-    The brackets aim at the relative width `width`. A bracket of a delta below `least` may be wider.
-    """
+    """Return (lower, estimate, upper) of delta at K eps, (3, K): the largest over `signs`, wider below `least`."""
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)
     found, largest = np.zeros((3, at.size)), profile_of_gaussian(_largest(profile), at)

@@ -35,9 +35,8 @@ LOSS_CELLS = 1024
 class ExponentialMechanism(FiniteMechanism):
     """The exponential mechanism, Pr[r] proportional to e^{epsilon u(r)/(2 D)}, with D the sensitivity of u.
 
-    Report noisy max with Gumbel noise of scale 2D/epsilon has the same law. D is the most by which a score moves under
-    the neighbouring relation of the question; if all scores move the same way under that relation, D/2 may replace D.
-    The mechanism has epsilon-bounded range: log ratios lie in [t - epsilon, t] for some t. At the worst t the delta is
+    D is the most by which a score moves under the neighbouring relation of the question; if all scores move the same
+    way, D/2 may replace D. The log ratios lie in [t - epsilon, t] for some t. At the worst t the delta is
 
         delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon.
 
@@ -47,7 +46,6 @@ class ExponentialMechanism(FiniteMechanism):
     Parameters
     ----------
     epsilon : array_like >= 0, finite
-        One configuration per element.
 
     References
     ----------
@@ -74,15 +72,13 @@ class ReportNoisyMax(FiniteMechanism):
     """Report which candidate has the largest score after adding noise to each.
 
     The noise has the scale 2D/epsilon, or D/epsilon if all scores move the same way. D is the most by which a score
-    moves under the neighbouring relation. For "laplace" noise and for "exponential" noise (permute and flip), the
-    pair of Laplace noise of scale 1/epsilon dominates the mechanism, for any number of candidates (README.md, "Noisy
-    maxima"). "gumbel" noise gives the law of ExponentialMechanism. The values of the scores are not released. For
-    Gaussian noise see GaussianNoisyMax. ``kind`` is "bound".
+    moves under the neighbouring relation. "gumbel" noise gives the law of ExponentialMechanism. For "laplace" and for
+    "exponential" noise (permute and flip), the pair of Laplace noise of scale 1/epsilon dominates the mechanism, for
+    any number of candidates (README.md, "Noisy maxima"). ``kind`` is "bound".
 
     Parameters
     ----------
     epsilon : array_like >= 0, finite
-        One configuration per element.
     noise : {"laplace", "exponential", "gumbel"}
 
     References
@@ -122,10 +118,9 @@ class ReportNoisyMax(FiniteMechanism):
 class GaussianNoisyMax(BaseMechanism):
     """Report which of ``candidates`` has the largest score after adding Gaussian noise to each.
 
-    Let D = 2, or D = 1 for ``monotone`` scores, which all rise or all fall with a record; ``replace_one`` doubles D.
-    Let delta_Gaussian(eps; D) be the delta of the Gaussian mechanism with this noise and sensitivity D. For m
-    candidates delta(eps) is at most m delta_Gaussian(eps; D), and at most
-    delta_Gaussian(eps; D (floor(m/2) ceil(m/2)/m)^1/2) (README.md, "Noisy maxima"). The smaller bound at each eps is
+    Let D = 2, or D = 1 for ``monotone`` scores; ``replace_one`` doubles D. Let delta_D be the delta of the Gaussian
+    mechanism with this noise and sensitivity D. For m candidates delta(eps) is at most m delta_D(eps), and at most
+    delta_S(eps) with S = D (floor(m/2) ceil(m/2)/m)^1/2 (README.md, "Noisy maxima"). The smaller bound at each eps is
     taken; ``kind`` is "bound".
 
     Parameters
@@ -133,7 +128,6 @@ class GaussianNoisyMax(BaseMechanism):
     noise_multiplier : array_like > 0, finite
         Standard deviation of the noise, divided by the largest move of a score under add/remove.
     candidates : array_like of whole numbers >= 1
-        Number of candidates, which broadcasts with the noise multiplier.
     monotone : bool
         Whether all scores rise, or all fall, with a record.
 
@@ -178,10 +172,7 @@ class GaussianNoisyMax(BaseMechanism):
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
-    """Return the pair of `ExponentialMechanism`, with losses l from -epsilon to epsilon at equal distances d.
-
-    A loss l has the P-mass e^{l/2} tanh(d/4)/sinh(epsilon/2). The first and the last loss have half of that.
-    """
+    """Return the pair of `ExponentialMechanism`: a loss l in the grid has mass e^{l/2} tanh(step/4)/sinh(epsilon/2)."""
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
     # `height` is e^{epsilon/2} tanh(step/4)/sinh(epsilon/2), computed without overflow
@@ -198,8 +189,7 @@ def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
 class AboveThreshold(OfFinitePair):
     """Say of each query in a stream whether it is above a noisy threshold. Stop after ``answers`` queries above it.
 
-    Laplace noise of scale ``threshold_scale`` is added to the threshold once, and Laplace noise of scale
-    ``query_scale`` to each query. The answers are epsilon-DP with
+    Laplace noise is drawn once for the threshold, and anew for each query. The answers are epsilon-DP with
 
         epsilon = 1/threshold_scale + 2 answers/query_scale,
 
@@ -249,9 +239,8 @@ class AboveThreshold(OfFinitePair):
 class NumericSparse(Mechanism):
     """AboveThreshold that also releases the value of each query found above the threshold, with fresh Laplace noise.
 
-    It counts as `AboveThreshold` composed with ``answers`` Laplace mechanisms of scale ``value_scale``: concurrent
-    composition leaks no more than composition one after the other. Relations and units are those of `AboveThreshold`.
-    The mechanism cannot be sampled. ``kind`` is "bound".
+    It counts as `AboveThreshold` composed with ``answers`` Laplace mechanisms, since concurrent composition leaks no
+    more than composition one after the other. It cannot be sampled. ``kind`` is "bound".
 
     Parameters
     ----------
@@ -301,13 +290,11 @@ class NumericSparse(Mechanism):
 class PartitionSelection(Mechanism):
     """Release keys (partitions) of a table of counts, or noisy counts above a threshold. The keys need not be public.
 
-    A record adds at most 1 to the count of a key, and does so for at most ``contributions`` keys. The mechanism decides
-    for each key by itself whether to release the key, and with which noisy count. This decision is (epsilon, delta)-DP
-    for one record more or less. A key with count 0 is never released. The optimal rule and thresholded Laplace noise,
-    both in `jaxacct.samplers`, decide in this way. The release of all keys counts as a composition of ``contributions``
-    mechanisms, each (epsilon, delta)-DP. Under ``replace_one`` it counts as twice as many mechanisms, since the record
-    leaves some keys and enters others. ``kind`` is "bound". With k composed mechanisms, epsilon is infinite at deltas
-    below 1 - (1 - delta)^k.
+    A record adds at most 1 to the count of a key, for at most ``contributions`` keys. Whether a key is released, and
+    with which noisy count, is decided for each key by itself, with (epsilon, delta)-DP for one record more or less. A
+    key with count 0 is never released. `jaxacct.samplers` has two such rules. The release counts as a composition of k
+    (epsilon, delta)-DP mechanisms. k is ``contributions``, doubled under ``replace_one``, since the record leaves some
+    keys and enters others. ``kind`` is "bound". At deltas below 1 - (1 - delta)^k epsilon is infinite.
 
     Parameters
     ----------
@@ -320,7 +307,7 @@ class PartitionSelection(Mechanism):
     References
     ----------
     Desfontaines, Voss, Gipson, Mandayam (2022), Differentially private partition selection.
-    Korolova et al. (2009), Releasing Search Queries and Clicks Privately (thresholded counts).
+    Korolova et al. (2009), Releasing Search Queries and Clicks Privately.
 
     >>> import jaxacct as ja
     >>> keys = ja.PartitionSelection(epsilon=0.1, delta=1e-8, contributions=20)

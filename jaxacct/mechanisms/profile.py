@@ -21,7 +21,7 @@ LEAST_GAP = 1e-9
 FAR_LOSS = 1e300
 """Losses from here on count as infinite."""
 MASS_ROUNDING_UNITS = 8.0
-"""Relative error, in units of ROUNDOFF, of each of a mass's two terms. `pair_of_profile` adds both to the mass."""
+"""Relative error, in units of ROUNDOFF, of each of a mass's two terms. The mass is raised by both errors."""
 LEAST_POINT = 1e-12
 """A smaller first epsilon counts as 0, since the masses of its pair would be lost to rounding."""
 
@@ -31,20 +31,18 @@ LEAST_POINT = 1e-12
 class PrivacyProfile(FiniteMechanism):
     """Any mechanism known to be (``epsilon``_k, ``delta``_k)-DP for every k, through the pair that dominates it.
 
-    The guarantee is H_{e^eps_k}(P || Q) <= delta_k (remove) and H_{e^eps_k}(Q || P) <= ``reverse_delta``_k (add). The
-    pair has the largest profile that these points allow (README.md, "A profile from points"). The last delta is mass at
-    infinity. The pair composes, and is sampled, like any other pair. The points must hold under the neighbouring
-    relation of the question; a single point gives ApproximateDP. The mechanism itself may leak less than its points
-    allow, so ``kind`` is "bound".
+    The guarantee is H_{e^eps_k}(P || Q) <= delta_k (remove) and H_{e^eps_k}(Q || P) <= ``reverse_delta``_k (add), under
+    the neighbouring relation of the question. The pair has the largest profile that these points allow (README.md, "A
+    profile from points"). The last delta is mass at infinity. The mechanism itself may leak less than its points allow,
+    so ``kind`` is "bound".
 
     Parameters
     ----------
     epsilon : array_like >= 0
         Points eps_k, which ascend along the last axis by 1e-9 or more; the axes before it are the batch.
     delta : array_like in [0, 1]
-        delta_k at each point, along the last axis.
     reverse_delta : array_like in [0, 1], optional
-        delta_k of the reverse direction, along the last axis; by default the values of ``delta``.
+        The values of ``delta`` by default.
 
     References
     ----------
@@ -93,9 +91,9 @@ class PrivacyProfile(FiniteMechanism):
 def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], grid: ArrayLike) -> PrivacyProfile:
     """Return the PrivacyProfile of a privacy loss L given by its distribution functions under P and under Q.
 
-    At the epsilons of the grid delta = Pr_P[L > eps] - e^eps Pr_Q[L > eps] for remove, and Pr_Q[L <= -eps] - e^eps
-    Pr_P[L <= -eps] for add. Between the epsilons the profile is taken to be the chord, and beyond the last epsilon
-    constant. The answers are therefore upper bounds for every grid, and near the truth for a fine grid.
+    delta is Pr_P[L > eps] - e^eps Pr_Q[L > eps] for remove, and Pr_Q[L <= -eps] - e^eps Pr_P[L <= -eps] for add.
+    Between the epsilons of the grid the profile is taken to be the chord, and beyond the last one constant. The answers
+    are therefore upper bounds for every grid, and near the truth for a fine grid.
 
     Parameters
     ----------
@@ -134,14 +132,7 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
 def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray) -> FinitePair:
     """Return the pair that dominates any mechanism whose profile has these points, (K,) each; `epsilon` ascends.
 
-    Let (e^{eps_k}, f_k) be the vertices of the lower convex hull of the points (e^eps, delta). The atom of loss
-    eps_k > 0 has the P-mass
-
-        p_k = (f_{k-1} - f_k)/(1 - e^{-(eps_k - eps_{k-1})}) - (f_k - f_{k+1})/(e^{eps_{k+1} - eps_k} - 1),
-
-    which is e^{eps_k} times the change of slope at the vertex. Atoms of loss -eps_k follow in the same way from the
-    reverse points, with the two laws exchanged. Points above the hull are left out, since their p_k would be negative.
-    Masses are rounded up. A delta that is NaN is unknown, and counts as 1.
+    README.md, "A profile from points", has the formula of the masses p_k, which are rounded up. A NaN counts as 1.
     """
     delta, reverse = (np.where(np.isnan(x), 1.0, x) for x in (delta, reverse))
     if 0.0 < epsilon[0] < LEAST_POINT:  # delta(0) <= delta(eps) + e^eps - 1
@@ -204,7 +195,7 @@ def _as_one(
 
 
 def _masses(epsilon: np.ndarray, f: np.ndarray, centre: float, doubt: float) -> np.ndarray:
-    """Return the masses p_k of `pair_of_profile`, rounded up. `centre` is delta at eps 0, with an error of `doubt`."""
+    """Return the masses p_k (README.md), rounded up. `centre` is delta at eps 0, with an error of `doubt`."""
     if not epsilon.size:
         return epsilon
     rise = -np.diff(f, prepend=centre) / -np.expm1(-np.diff(epsilon, prepend=0.0))
@@ -225,7 +216,7 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
         if not above.any():
             return [int(k) for k in points]
-        # Of points in a row that seem to lie above chords drop only every second one: some only seem so by rounding.
+        # of adjacent points above chords drop every second one, since some only seem so by rounding
         place = np.arange(above.size)
         odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
         points = np.delete(points, 1 + np.flatnonzero(above & odd))
@@ -344,7 +335,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
         loss = np.log(p) - np.log(q)
         lowest = int(np.argmin(loss))
         p[lowest] += rest
-        # The P-mass `rest` raises this atom's loss, but at most to the next loss: lowering a loss only lowers delta.
+        # `rest` raises this atom's loss, but at most to the next loss: lowering a loss only lowers delta
         others = np.delete(loss, lowest)
         most = float(others.min()) if others.size else 0.0
         loss[lowest] = min(np.log(p[lowest]) - np.log(q[lowest]), most)
@@ -434,7 +425,7 @@ def _of_row(forward: Sequence[np.ndarray], reverse: Sequence[np.ndarray]) -> Fin
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         share = gap[:-1] / (gap[:-1] - gap[1:])
         crossing = knots[:-1] + np.log1p(np.expm1(step) * share)
-    # Crossings of the two profiles become knots, but not where e^step overflows. Fewer knots only raise the result.
+    # crossings of the profiles become knots, unless e^step overflows; fewer knots only raise the result
     inside = (gap[:-1] * gap[1:] < 0.0) & (step < 600.0) & np.isfinite(crossing)
     knots = spaced(np.unique(np.concatenate([knots, crossing[inside]])))
     # Raise the last knot by roundoffs, so that no loss exceeds it: `delta[-1]` is only the mass at infinity.
