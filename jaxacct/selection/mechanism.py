@@ -27,7 +27,6 @@ from jaxacct.selection.top import TOP, TopSelection
 from jaxacct.selection.worst_case import bracket
 
 CANDIDATES = ("iid", "adaptive")
-"""The values of the argument `candidates` of `select`: its assumption about the candidates."""
 WORST_CASE = "worst_case"
 """The default bound of `select`: the exact worst case."""
 WIDE = 0.01

@@ -333,7 +333,7 @@ def _zero(function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: n
         at = low + np.where(np.isfinite(share), np.clip(share, 0.0, 1.0), 0.5) * (high - low)
         value = function(at)
         moved = np.where((value > 0.0) == (at_low > 0.0), 1.0, -1.0)  # 1 if the low end moves, -1 if the high end does
-        halved = np.where(moved == before, 0.5, 1.0)  # if an end stays twice in a row, its value is halved
+        halved = np.where(moved == before, 0.5, 1.0)
         low, at_low = np.where(moved > 0.0, at, low), np.where(moved > 0.0, value, at_low * halved)
         high, at_high = np.where(moved < 0.0, at, high), np.where(moved < 0.0, value, at_high * halved)
         before = moved
@@ -403,7 +403,7 @@ class Bound(NamedTuple):
     """An upper bound of a selection's epsilon or delta."""
 
     upper: Callable[[str, Mechanism, Law, np.ndarray, str], np.ndarray]  # takes (quantity, base, law, values, relation)
-    kind: str = "bound"  # the `Bounds.kind` of the bound
+    kind: str = "bound"
     laws: tuple[type[Law], ...] = (Law,)  # the laws of K for which the bound holds
 
 

@@ -115,8 +115,8 @@ def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarra
 class Direction(NamedTuple):
     """The losses of a base in one direction and in the reverse direction, and the base's delta at eps = 0."""
 
-    ahead: Components  # losses in the direction itself
-    back: Components  # losses in the reverse direction
+    ahead: Components
+    back: Components
     loss: float  # largest finite loss; inf if unbounded
     reverse_loss: float  # largest finite loss of the reverse direction
     distance: float  # delta_base(0), an upper bound of T(v) - p - v at every v, where p is the mass at infinity

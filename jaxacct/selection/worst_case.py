@@ -140,7 +140,6 @@ def _run(
 
 
 def _taken(tree: Any, index: Any) -> Any:
-    """Return the elements at `index` of every array of a pytree."""
     return jax.tree.map(lambda x: x[index], tree)
 
 

@@ -92,8 +92,7 @@ class CyclicPoisson(_Counted):
     """Records are split into groups once; step i draws each record of group i mod ``groups`` independently.
 
     The group of a record must not depend on other records: draw it from a hash of the record's identifier, for example.
-    If a shuffled list is split equally, adding one record moves others to other groups. For such a split the accounting
-    holds under ``zero_out`` and ``replace_one`` only.
+    For equal parts of a shuffled list, the accounting holds under ``zero_out`` and ``replace_one`` only.
 
     Parameters
     ----------

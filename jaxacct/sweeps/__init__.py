@@ -1,7 +1,4 @@
-"""Sweeps: solve a grid of DP-SGD configurations in blocks, on all devices and processes, and return a table.
-
-`jaxacct.sweep` is the function `sweep` of this package.
-"""
+"""Sweeps: solve a grid of DP-SGD configurations in blocks, on all devices and processes, and return a table."""
 
 from jaxacct.sweeps.grid import Grid, read_grid
 from jaxacct.sweeps.journal import merge

@@ -1,9 +1,4 @@
-"""Makes a grid from named fields: one checked row for each DP-SGD configuration.
-
-Exactly one of noise_multiplier, sampling_probability, steps, epsilon and delta is left out: the sweep solves for it.
-A risk, such as target_advantage, or target_tpr with at_fpr, may be the target instead of epsilon and delta.
-`read_grid` says what files may hold; a DataFrame and a list of dicts have one configuration per row.
-"""
+"""Makes a grid of DP-SGD configurations, one checked row for each, from named fields, records or a file."""
 
 from __future__ import annotations
 
@@ -95,9 +90,7 @@ class Grid:
     ----------
     name : array of str, shape (rows,); the text is empty for a row without a name.
     quantity : array of str, shape (rows,); the quantity that the sweep solves for in each row.
-    inputs : dict of arrays, each of shape (rows,)
-        Numbers are float64, and NaN stands for an absent number.  `sampling` and `repetitions` are text, which is empty
-        where there is none.
+    inputs : dict of arrays, each of shape (rows,): text (`sampling`, `repetitions`) or float64; "" or NaN where absent.
     beside : dict of arrays, each of shape (rows,); other columns of the user, which are kept beside the answers.
 
     >>> import jaxacct.sweeps.grid
@@ -123,11 +116,7 @@ class Grid:
 
 
 def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | None = None, name: str = "") -> Grid:
-    """Return the grid of all combinations of the fields' values. Mode "zip" broadcasts the fields together instead.
-
-    A field is a number, an array, or a range `{"start": 0.5, "stop": 8, "num": 5, "scale": "log"}` with both ends
-    included. A range of counts is rounded to integers. In the product the last field varies fastest.
-    `read_grid` says which fields there are.
+    """Return the grid of all combinations of the fields' values, or, in mode "zip", of the fields broadcast together.
 
     >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": [10, 20]}
     >>> g = expand(fields | {"delta": 1e-5})
@@ -310,8 +299,8 @@ SETTLED_BY = {
 def read_grid(path: str | os.PathLike[str]) -> Grid:
     r"""Read a grid file and check it. An error message is one line that names the place in the file.
 
-    A TOML grid is a list of blocks.  A block stands for all combinations of the values of its lists and ranges (the
-    last one written varies fastest).  With `zip = true` its lists are broadcast together instead::
+    A block of a TOML grid stands for all combinations of the values of its lists and ranges (both ends included; the
+    last one written varies fastest).  With `zip = true` the lists are broadcast together instead::
 
         [defaults]                      # optional, shared by all blocks; a block may override
         target_delta = [1e-5, 1e-6]
@@ -324,11 +313,11 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
         target_epsilon = {start = 0.25, stop = 16, num = 7, scale = "log"}
 
     A block leaves out exactly one of noise_multiplier, sampling_probability, steps, epsilon (or target_epsilon) and
-    delta (or target_delta): the sweep solves for it, and `quantity = "..."` may state it.  With
-    `repetitions = "geometric"` and `gamma = [0.1, 0.01]` (or another law of K, `jaxacct.sweeps.grid.LAWS`) epsilon is
-    the epsilon of running the configuration K times and releasing the best output.  A file without `[[block]]` is one
-    block.  The columns of a CSV have the same names, also `name` and `quantity`; an empty cell is a value left out.
-    Other columns are kept beside the answers.  A column is refused if its name resembles the name of an absent input.
+    delta (or target_delta): the sweep solves for it, and `quantity = "..."` may state it.  A risk (target_advantage, or
+    target_tpr with at_fpr, for example) may replace epsilon and delta as the target.  With `repetitions = "geometric"`
+    and `gamma = [0.1, 0.01]`, or another law of K of `jaxacct.sweeps.grid.LAWS`, epsilon is that of the best of K runs.
+    A file without `[[block]]` is one block.  A CSV has the same names as columns; an empty cell is a value left out.
+    Other columns are kept beside the answers, but a name that resembles an absent input is refused.
 
     Parameters
     ----------

@@ -1,9 +1,8 @@
 """The files of a sweep: its journal, and the parts of its slices, which `merge` joins into one table.
 
-Each process appends solved rows to its journal block by block.  The journal of a complete slice becomes its part file.
-A file is a sequence of records.  A record is a mark, the length of its content, a checksum, and the content.  The first
-record describes the sweep (`Header`); each other record holds rows of the table.  A reader drops the last
-record if a kill has cut it off.  Every record is on the disk before the next block is begun.
+A process appends solved rows to its journal block by block, and the journal of a complete slice becomes its part file.
+The first record of a file is its `Header`, and all others hold rows.  Every record is on the disk before the next block
+is begun.  A reader drops the last record if a kill has cut it off.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MARK = b"jxa1"
 _RECORD_HEAD = struct.Struct("<4sQI")
 """Layout of a record's head: mark, number of bytes of the content, CRC-32 of the content."""
 _FRONT_SIZE = struct.Struct("<I")
-"""Layout of the first bytes of a record of rows: the length of the JSON text that follows them."""
+"""First bytes of a record of rows: the length of the JSON text that follows them."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,7 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
 
 
 class Journal:
-    """A journal. `hold` opens and locks it, so that no other process can run the same sweep.
-
-    `begin` starts a new journal, and `catch_up` continues the journal of an interrupted run.
-    """
+    """A journal. `hold` opens and locks it, so that no other process can run the same sweep."""
 
     def __init__(self, path: Path, file: io.FileIO) -> None:
         self.path, self._file = path, file
@@ -124,7 +120,7 @@ class Journal:
         files.sync_folder(self.path)
 
     def catch_up(self, head: Header, keep: Callable[[np.ndarray, Table], None]) -> None:
-        """Refuse another sweep's journal. Pass the rows of all whole records to `keep`. Cut the rest off the file."""
+        """Pass the rows of all whole records to `keep` and cut off the rest. Refuse another sweep's journal."""
         with self.path.open("rb") as file:
             records = _records(file)
             first = next(records, None)
@@ -144,11 +140,10 @@ class Journal:
         self._cut(end)
 
     def append(self, rows: np.ndarray, piece: Table) -> None:
-        """Append solved rows; the rows are on the disk when this method returns."""
+        """Append solved rows, and return when they are on the disk."""
         self._write(_encode(rows, piece))
 
     def discard(self) -> None:
-        """Remove the journal's file."""
         self._let_go_to_rename()
         self.path.unlink(missing_ok=True)
 
@@ -197,7 +192,7 @@ def _lock(file: io.FileIO, path: Path) -> None:
 
 
 def kept_block(out: Path, shard: tuple[int, int]) -> int | None:
-    """Return the block size in the first readable file. Try this slice's journal and part, then those of all slices."""
+    """Return the block size of the first readable journal or part: this slice's, or else of any slice."""
     number, count = shard
     for i in (number, *range(1, count + 1)):
         for path in (journal_path(out, (i, count)), part_path(out, (i, count))):
@@ -307,9 +302,7 @@ def _slice_name(out: Path, shard: tuple[int, int]) -> str:
 def merge(
     parts: Sequence[str | os.PathLike[str]], out: str | os.PathLike[str] | None = None, *, overwrite: bool = False
 ) -> Table:
-    """Merge the part files of all slices of a sweep into its table, in the order of the grid.
-
-    The table is the same to the last byte as the table that a single process would write.
+    """Merge the part files of all slices of a sweep into the table that one process would write, to the last byte.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Plans and runs a sweep.  Each block enters the table and the journal as soon as it is solved."""
+"""Plans and runs a sweep."""
 
 from __future__ import annotations
 
@@ -30,14 +30,13 @@ from jaxacct.sweeps.solve import Settings, settings, solve
 from jaxacct.sweeps.table import Table
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Least and largest default of `block`, the number of rows between two writes to the journal. Fewer rows would not fill
-a compiled program. If the process is killed, the rows of the unfinished block are lost."""
+"""Least and largest default of `block`. Fewer rows would not fill a compiled program; a kill loses a block's rows."""
 POLL_SECONDS = 0.2
 """Seconds between two checks for the files of other processes.  The pause spares a shared file system."""
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """Error after Ctrl-C during a sweep.  It says how many rows are finished, and which journal holds them.
+    """Error after Ctrl-C during a sweep.
 
     Parameters
     ----------
@@ -75,32 +74,24 @@ def sweep(
 ) -> Table | Foreign:
     """Solve every DP-SGD configuration of a grid: epsilon, delta, or a calibrated parameter.
 
-    All local devices share the work.  With `out`, solved blocks go to a journal, a file beside the result whose name
-    ends in .journal.  The journal survives any end of the process.  The result appears when the table is complete.
-    If the engines raise an error on a row, the row has the status "failed" and a trivial bracket, which always holds
-    (NaN for a calibration).  A warning then names the error, and all other rows are solved as usual.
+    All local devices share the work.  With `out`, solved blocks go to a file beside the result, the journal, which
+    survives any end of the process.  The result appears when the table is complete.  A row on which the engines raise
+    an error has the status "failed" and a trivial bracket (NaN for a calibration), and a warning names the error.
 
     Parameters
     ----------
     grid : dict of numbers, arrays and ranges; DataFrame; list of dicts; or the path of a .toml or .csv grid
-        Fields are noise_multiplier, sampling_probability, steps, epsilon and delta (for calibrations also called
-        target_epsilon and target_delta); the sweep solves for the field that is left out.  dataset_size, batch_size and
-        epochs may replace sampling_probability and steps.  See `jaxacct.sweeps.read_grid` for files.  In a DataFrame or
-        a list of dicts every row is one configuration.  Columns that are no inputs are kept beside the answers.
-    mode : {"product", "zip"}
-        For a dict: "product" makes every combination (the last field varies fastest), "zip" broadcasts the arrays
-        together.
+        `jaxacct.sweeps.read_grid` lists the fields.  The sweep solves for the one of noise_multiplier, steps,
+        sampling_probability, epsilon and delta that is left out.  In a DataFrame or a list of dicts every row is one
+        configuration, and columns that are no inputs are kept beside the answers.
+    mode : for a dict: "product" makes every combination (the last field varies fastest), "zip" broadcasts the arrays.
     quantity : the quantity to solve for.  It must be the field that is left out.  A grid file has its own `quantity`.
     out : the file of the result, a path ending in .csv or .parquet.  The file must not exist yet (see overwrite).
-    relation, engine, rtol, backend
-        As in `jaxacct.epsilon` and `jaxacct.calibrate_noise_multiplier`.  Calibrations need `engine="auto"`.
+    relation, engine, rtol, backend : as in `jaxacct.epsilon`.  Calibrations need `engine="auto"`.
     progress : whether to show a progress bar on standard error; by default it is shown only on a terminal.
-    block : number of rows that are solved between two writes.  By default it is a sixteenth of the grid, rounded up to
-        a power of 2, at least 512 and at most 4096.
-    resume : whether to continue from the journal of an interrupted run, if there is one.  Unless `block` is given, the
-        block size is then read from the journal.
-    overwrite : whether to discard the journal of an interrupted run, and to replace an earlier result when the new
-        result is complete.
+    block : number of rows between two writes; by default a 16th of the grid, rounded up to a power of 2, 512 to 4096.
+    resume : whether to continue from an interrupted run's journal, if any; it also gives the block size if none is set.
+    overwrite : whether to discard an interrupted run's journal, and to replace an earlier result by the complete one.
     shard : "i/n" solves the i-th of n slices into the part file OUT.i-of-n.part, for `jaxacct.sweeps.merge`.
     distributed : whether every process solves its slice, and the first process merges the slices.  Call
         `jax.distributed.initialize()` before.  `out` must be on a file system that all processes share.
@@ -109,11 +100,10 @@ def sweep(
     -------
     Table, or a pandas.DataFrame if a DataFrame was swept in a single slice
         Columns: name (if any), columns of the grid that are no inputs, quantity, the inputs, relation, lower, estimate,
-        upper, kind, status, engine.  A noise multiplier, sampling probability or number of steps that was solved for
-        has its own column.  The bracket from lower to upper then encloses the epsilon at the solved value, or the risk
-        if the target was a risk.  Rows are in the order of the grid, or of this slice if the slices are not merged.  A
-        returned DataFrame has the index and the types of the swept DataFrame. One exception: a
-        numeric input column in which values were left out becomes float64.
+        upper, kind, status, engine.  A solved noise multiplier, sampling probability or number of steps has its own
+        column, and lower and upper then enclose the epsilon (or the risk that was the target) at that value.  Rows are
+        in the order of the grid, or of this slice if the slices are not merged.  A returned DataFrame has the index and
+        the types of the swept one, but a numeric input column in which values were left out becomes float64.
 
     Raises
     ------
@@ -168,7 +158,7 @@ def sweep(
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """A slice of a sweep: the grid, the settings, and the slice's blocks. All rows of a block ask for one quantity."""
+    """A slice of a sweep. All rows of a block ask for one quantity."""
 
     grid: Grid
     settings: Settings
@@ -198,7 +188,6 @@ class Work:
 
     @property
     def count(self) -> int:
-        """Number of solved rows."""
         return int(np.sum(self.done))
 
     def solved(self, rows: np.ndarray) -> Table:
@@ -292,24 +281,20 @@ class Work:
 
 @dataclass(frozen=True)
 class Plan:
-    """A preview of a sweep: numbers of rows, and an estimate of the time.  `jaxacct.sweeps.plan` makes one.
+    """A preview of a sweep, made by `jaxacct.sweeps.plan`.
 
     Parameters
     ----------
     configurations : number of rows of the whole grid.
     quantities : for each quantity, the number of rows of the whole grid that are solved for it.
     shard : the numbers (i, n) of this slice, the i-th of n.
-    own : number of rows of this slice.
-    blocks : number of blocks of this slice.
+    own, blocks : number of rows and of blocks of this slice.
     block : number of rows in a block.
-    backend : {"numpy", "xla"}
-        The backend of the kernels; by default NumPy for up to 40,000 rows (2,400 with repetitions) on a CPU.
+    backend : "numpy" (by default up to 40,000 rows, or 2,400 with repetitions, on a CPU) or "xla", for the kernels.
     devices : number and platform of the devices.
     sample : number of configurations, spread over the slice, that were solved to measure the speed.
-    seconds : estimated time for the rows of this slice.
-    first_seconds : time for compiling the programs, measured on the sample.
-    memory_bytes : int
-        Estimate: the largest use of the process so far, plus the slice's table, plus the limit of the lattice engine.
+    seconds, first_seconds : estimated time for this slice's rows, and time for compiling, measured on the sample.
+    memory_bytes : estimate: the process's largest use so far, plus the slice's table, plus the lattice engine's limit.
 
     >>> from jaxacct.sweeps import plan
     >>> p = plan({"noise_multiplier": [2.0, 4.0], "sampling_probability": 1, "steps": 1, "delta": 1e-5})
@@ -342,7 +327,7 @@ def lay_out(
     block: int | None,
     shard: str | None,
 ) -> Work:
-    """Return the `Work` (grid, settings and blocks) of a sweep with these arguments. Refuse invalid arguments."""
+    """Return the `Work` of a sweep with these arguments; refuse invalid ones."""
     configurations = _configurations(grid, mode, quantity)
     chosen = settings(configurations, relation, engine, rtol, backend)
     if block is None:
@@ -369,15 +354,13 @@ def plan(
     block: int | None = None,
     shard: str | None = None,
 ) -> Plan:
-    """Preview `jaxacct.sweep` with these arguments. The time is estimated from a small sample, which is solved twice.
+    """Preview `jaxacct.sweep` with these arguments.
 
-    The sample has up to 256 configurations of each quantity, evenly spread over the slice.  Its first solution compiles
-    the programs, and the second solution is timed.
+    A sample of up to 256 configurations of each quantity is solved twice, once to compile and once for the time.
 
     Parameters
     ----------
-    grid, mode, quantity, relation, engine, rtol, backend, block, shard
-        As in `jaxacct.sweep`.
+    grid, mode, quantity, relation, engine, rtol, backend, block, shard : as in `jaxacct.sweep`.
 
     Returns
     -------
