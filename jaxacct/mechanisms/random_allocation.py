@@ -46,7 +46,6 @@ from jaxacct.mechanisms.finite import (
 from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_above, pair_below, stacked, stacked_parts
 
 FINITE_BASES = (RandomizedResponse, PureDP, ApproximateDP, FiniteOutput)
-"""Base mechanisms whose outputs' probabilities are known exactly."""
 MOST_EPSILON = 1e15
 """Largest epsilon of a base with finitely many outputs. e^epsilon is a Decimal, whose exponent is at most 1e18."""
 MOST_ATOMS = 20_000
@@ -94,8 +93,7 @@ class RandomAllocation(Mechanism):
     ----------
     mechanism : Gaussian, or a mechanism with finitely many outputs; the release of each slot.
     slots : whole numbers from 1 to 2**53; t, the number of releases of a round, which is public.
-    participations : whole numbers from 1 to slots; in how many slots a record takes part, exactly. "At most k" is not
-        covered, because no dominating pair is known.
+    participations : whole numbers from 1 to slots; k, exactly. No dominating pair is known for "at most k".
     group : whole numbers, 1 or more; how many records, each in slots of its own, are protected together. Above 1 the
         answer is a bound, and participations must be 1 or all slots. Records that share one slot are instead a single
         record: use group 1 and noise multiplier sigma / (number of records). All fields broadcast.
@@ -228,7 +226,6 @@ def _of_rows(
 
 
 def require_gaussian_slots(owner: str, mechanism: Any) -> None:
-    """Refuse a base that is not a Gaussian."""
     if type(mechanism) is not Gaussian:
         others = ", or a mechanism with few outputs such as ja.PureDP(0.1)" if owner == "RandomAllocation" else ""
         raise InputError(
@@ -277,7 +274,7 @@ class BallsInBins(EqualToAnother):
         require_gaussian_slots(type(self).__name__, self.mechanism)
         try:
             several = np.any((np.asarray(self.epochs, np.float64) > 1.0) & (np.asarray(self.slots, np.float64) > 1.0))
-        except (TypeError, ValueError):  # JAX tracers have no values to check
+        except (TypeError, ValueError):
             return
         if several:
             warnings.warn(

@@ -66,7 +66,6 @@ from jaxacct.mechanisms.sampled_releases import (
 NEGLIGIBLE = 1e-25
 """Once the rest of a falling series is below this share of its sum, the rest is only bounded."""
 GROUP = Constraint("use a whole number of records", 1, 1000, integral=True)
-"""Numbers of records that may be protected together."""
 ONE_GROUP = "ask for one group size at a time"
 
 
@@ -81,10 +80,9 @@ class PoissonSampled(OfGaussianMixtures):
     ``PoissonSampled(compose(Gaussian(1.0), Laplace(5.0)), 0.01)`` runs both mechanisms on one sample (README.md,
     "Several releases from one sample"). A composition of sampled mechanisms draws a new sample for each of them.
 
-    ``group`` = k > 1 protects any k records together, such as those of one person. For a Gaussian of noise multiplier s
-    the pair is then (sum_j Bin_j N(j, s^2), N(0, s^2)), where Bin_j is the Binomial(k, q) probability of j. It is exact
-    for add, remove and zero-out of at most k records, and a bound under ``replace_one`` (README.md, "Groups of
-    records").
+    ``group`` = k > 1 protects any k records together. For a Gaussian of noise multiplier s the pair is then
+    (sum_j Bin_j N(j, s^2), N(0, s^2)), where Bin_j is the Binomial(k, q) probability of j. It is exact for add, remove
+    and zero-out of at most k records, and a bound under ``replace_one`` (README.md, "Groups of records").
 
     Parameters
     ----------
@@ -301,7 +299,6 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
     Given a filled batch, a record is in it with the chance q' = (cap/n) Pr[Bin(n, q) > cap]/tau, and has then displaced
     another record. So a step counts, with probability tau, as a Gaussian of sensitivity 2 sampled at q', and else as a
     Gaussian of sensitivity 1 sampled at q. This is a bound for add and remove, and for any number of adaptive steps.
-    README.md, "A cap on a Poisson sample", has the other relations.
 
     The bound has four conditions. n, the size of the larger data set, is public. q and the cap do not depend on the
     data. The subset is uniform (not the first ``cap`` records). The sum is divided by a constant, never by the number
@@ -317,7 +314,7 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
 
     References
     ----------
-    Ganesh (2025), on truncated Poisson sampling, arXiv 2508.15089. README.md, "A cap on a Poisson sample".
+    Ganesh (2025), arXiv 2508.15089. README.md, "A cap on a Poisson sample", also has the other relations.
 
     >>> import jaxacct as ja
     >>> step = ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.05, dataset_size=1000, cap=75)
@@ -501,8 +498,7 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
             if rest <= NEGLIGIBLE * max(total, 1e-300):
                 break
             length *= 2
-    # A term is a product of at most `terms` ratios. The relative error of a ratio is at most 16 roundoffs: those of a
-    # difference, two quotients, three products and the odds.
+    # a term has at most `terms` ratios, each with <= 16 roundoffs: a difference, 2 quotients, 3 products, and the odds
     return total, 16.0 * ROUNDOFF * (terms + 4.0) + 4.0 * NEGLIGIBLE
 
 
@@ -523,18 +519,17 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     Under ``zero_out`` a record contributes 0 but keeps its slot. A Gaussian base has a pair of its own for this
     (README.md, "Zero-out where the slot is kept"). Other bases use the pair of ``replace_one``, which is a bound.
 
-    ``group`` = k > 1 protects k records of n = ``dataset_size`` together. Each of them in the batch displaces another
-    record, so the pair of a Gaussian of noise multiplier s is (sum_j Hyp_j N(2j, s^2), N(0, s^2)), where Hyp_j is the
-    hypergeometric probability that a batch of n * ``sampling_ratio`` records holds j of the k. It is exact for add and
-    remove, and a bound under ``replace_one`` and ``zero_out`` (README.md, "Groups of records").
+    ``group`` = k > 1 protects k records together. Let n = ``dataset_size`` be the size of the larger data set. Each of
+    the k in the batch displaces another record, so the pair of a Gaussian of noise multiplier s is (sum_j Hyp_j N(2j,
+    s^2), N(0, s^2)), where Hyp_j is the hypergeometric probability that a batch of n g records holds j of the k. It is
+    exact for add and remove, and a bound under ``replace_one`` and ``zero_out`` (README.md, "Groups of records").
 
     Parameters
     ----------
     mechanism : Mechanism; it runs on one sample.
     sampling_ratio : array_like in [0, 1]; g. Under add/remove it is a share of the larger data set.
     group : int from 1 to 1000; k, the same for all configurations. Above 1 the base must consist of Gaussians.
-    dataset_size : int from 2 to 1e9; n, the size of the larger data set, needed only for a group. n * sampling_ratio
-        must be a whole number of at most n - k.
+    dataset_size : int from 2 to 1e9; n, needed only for a group. n g must be a whole number of at most n - k.
 
     References
     ----------

@@ -40,19 +40,17 @@ from jaxacct.mechanisms.profile import (
 )
 
 POINTS = 480
-"""Largest number of intervals between a profile's losses. 480 has many divisors n: the profile of n equal releases may
-bend at each multiple of one release's largest loss, and these are ends of intervals if n divides 480."""
+"""Largest number of intervals of a profile. If n divides it, the losses where n equal releases may bend are ends."""
 BEYOND = 1e5
 """Largest loss at which a profile is bracketed; delta at this loss counts as the mass at infinity."""
 KEPT = 256
-"""Number of compositions whose profiles and pairs are cached."""
 
 
 class Several(NamedTuple):
     """Several releases from one sample."""
 
     base: Mechanism  # the composition of the releases, without the sampling
-    rate: np.ndarray  # the sampling rate of each configuration
+    rate: np.ndarray
     relations: dict[str, str]  # for each direction of the sample ("remove", "add"), the relation of the releases
 
 

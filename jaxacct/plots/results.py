@@ -44,9 +44,8 @@ def plot(
     kind : {"curve", "heatmap", "profile", "tradeoff"}; a value against an input, with its bracket as a band; a value as
         colour over two inputs; or some rows by `plot_profiles` or `plot_tradeoffs`. By default a curve, or a heat map
         where two inputs have more than eight values each.
-    x, by : names of inputs, by default those with the most values. `x` is along the horizontal axis. A heat map has
-        `by` along its vertical axis, and a curve is drawn for each value of `by`. All other inputs are held at the
-        value that most rows have.
+    x, by : names of inputs, by default those with the most values, for the horizontal axis, and for the vertical axis
+        or one curve per value. All other inputs are held at the value that most rows have.
     value : name of a column, by default of the quantity that the sweep solved for. If that is a parameter,
         value="epsilon" draws the epsilon that was reached.
     where : dict from column names to values; only the rows with these values are drawn.
@@ -110,7 +109,7 @@ def draw_curves(view: View, canvas: Any, axes: Any) -> int:
         at = table[view.x][rows]
         shown = np.where(np.isfinite(middle[rows]), middle[rows], np.nan)
         name = family if isinstance(family, str) or family is None else style.number(family)
-        marker = "o" if rows.size <= 25 else None  # many marks would hide the curve
+        marker = "o" if rows.size <= 25 else None
         axes.plot(at, shown, dash, color=colour, label=name, marker=marker, markersize=3.2)
         axes.fill_between(at, low[rows], high[rows], color=colour, alpha=0.25, linewidth=0)
     style.scale(axes, "x", table[view.x])
@@ -247,14 +246,14 @@ def choose(
             raise InputError(f"{name!r} is no input of this result{suggest(name, inputs)}")
         if name == value:
             raise InputError(f"{name} is what is drawn; choose another input for the axis")
-    if x is None:  # the input with the most values, and the first of several such inputs
+    if x is None:
         axes = {name: len(values) for name, values in varying(table.columns).items() if name not in (value, *TEXT)}
         free = [name for name in axes if name != by and name not in SETTLED_BY.get(by or "", ())]
         x = max(free, key=lambda name: axes[name], default=None)
     if x is None:
         raise InputError("no input differs between the rows; there is nothing to draw along an axis")
     if by is None:
-        # a heat map takes the numeric input with the most values, curves the input with the most of at most eight
+        # a heat map takes the numeric input with the most values, curves the input with the most of up to MOST_CURVES
         others = _open_axes(table, value, x, by)
         count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
         by = max((name for name in others if name not in TEXT), key=count.__getitem__, default=None)
@@ -321,5 +320,4 @@ def _curves(table: Table) -> list[Curve]:
 
 
 def _inputs(table: Table) -> dict[str, list[Any]]:
-    """Return the columns that describe the run of a row."""
     return {name: table[name].tolist() for name in ("name", *_PARAMETERS) if name in table.columns}

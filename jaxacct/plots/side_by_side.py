@@ -36,9 +36,7 @@ OTHER_NOISE = {
 
 
 class Curve(NamedTuple):
-    """A profile to draw, and its name in the legend."""
-
-    name: str
+    name: str  # in the legend
     profile: Profile
 
 

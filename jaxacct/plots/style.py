@@ -48,7 +48,6 @@ MEANING = {
     "probability_of_run": "probability that a trial runs",
     "count": "number of candidates $K$",
 }
-"""Labels of axes."""
 RELATION = {
     "add_or_remove_one": "add or remove one record",
     "add_one": "add one record",

@@ -52,9 +52,9 @@ def report(
 ) -> Report:
     """Make one page on a privacy claim, for the person who must sign it.
 
-    The page states the claim (epsilon <= upper) at a delta, its neighbouring relation and assumptions, the largest
-    success of an attacker, every mechanism, how to verify the claim, and what the claim does not say. Every figure is
-    the upper end of a bracket. If an answer is not ok, the page says that it must not be claimed.
+    The page states the claim (an upper end of epsilon or delta), its neighbouring relation and assumptions, the largest
+    success of an attacker, every mechanism, how to verify the claim, and what the claim does not say. If an answer is
+    not ok, the page says that it must not be claimed.
 
     Parameters
     ----------
@@ -112,8 +112,6 @@ def report(
 @dataclass(frozen=True, eq=False)
 class Report:
     """A page on one or several privacy claims, made by `jaxacct.report.report`.
-
-    The claim number k is epsilon <= claims[k].upper at delta = claims[k].given.
 
     Parameters
     ----------

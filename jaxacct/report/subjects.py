@@ -53,7 +53,6 @@ _LONGEST_DOCUMENT = 2**24
 """Largest number of bytes of a plan or a mechanism; a longer file is a ledger."""
 _OF_RATES = "each {unit} has a public sampling rate that was chosen without the data; the largest one is shown."
 _MOST_RELEASES = 500
-"""Largest number of kinds of release on a page."""
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
 """Largest numbers of rows of a sweep: listed and detailed without `rows`, and named by `rows`."""
 _OF_EVERY_RUN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps")
@@ -76,7 +75,7 @@ class Subject:
     note: str = ""  # what `verify` does not cover
     unit: str = "record"  # in what neighbouring data sets differ: "record" or "user"
     path: str = ""  # the file from which the subject was read; empty for an object
-    sha256: str = ""  # of the file
+    sha256: str = ""
 
 
 def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, relation: str | None) -> Subject:
@@ -167,7 +166,7 @@ def _of_mechanism(mechanism: Mechanism, delta: float | None, relation: str, path
         )
     bounds = account.epsilon(mechanism, at, relation=relation)
     claim = Claim("One release of the mechanism", "epsilon", at, relation, bounds, mechanism)
-    with np.printoptions(floatmode="unique"):  # print numbers with every digit
+    with np.printoptions(floatmode="unique"):
         texts = [safe(repr(m)) for m in (mechanism.inside() if isinstance(mechanism, Composed) else [mechanism])]
     parts = [[text if len(text) <= 600 else f"{text[:600]} ... (cut)"] for text in texts]
     ask = f'b = ja.epsilon(m, {at!r}, relation="{relation}")'

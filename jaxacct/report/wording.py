@@ -133,7 +133,6 @@ _OF_CLASS = {
 """For each class of mechanism, the assumption that a page states if one of its mechanisms has this class."""
 FILTER_NOTE = "The second program checks the composition of the releases. It does not check the Renyi filter."
 CHOICE_NOTE = "The second program does not cover private choices. It leaves them undecided."
-"""The second program is `jaxacct.verification`."""
 
 
 def about(unit: str, text: str) -> str:

@@ -62,9 +62,9 @@ NARROW_ABSOLUTE = 1e-7
 
 
 class LogCharacteristic(NamedTuple):
-    """Logarithm of the characteristic function of a privacy loss."""
+    """Complex logarithm of the characteristic function of a privacy loss."""
 
-    value: np.ndarray  # complex
+    value: np.ndarray
     kind: str
 
 
@@ -122,16 +122,15 @@ class Profile:
 
         `f(a) = sup_eps {1 - delta(eps) - e^eps a}` over all real eps [Dong, Roth and Su 2022, Proposition 2.12]. Under
         add_or_remove_one f is the convex envelope of the minimum of the two directions' trade-off functions. Each eps
-        gives a lower bound of f, and the convexity of delta in e^eps gives an upper bound
-        (jaxacct/representations/README.md). The status is "width" if the bracket is wider than 1e-7, and wider than
-        `rtol` times its upper end. If the kind is not "certified", only an upper bound of delta is known: `lower` and
-        the status are of the f computed from this bound, and `upper` is 1 - fpr.
+        gives a lower bound of f, the convexity of delta in e^eps an upper bound (jaxacct/representations/README.md).
+        If the bracket is wider than 1e-7, and wider than `rtol` times its upper end, the status is "width". If the kind
+        is not "certified", `lower` and the status come from an upper bound of delta, and `upper` is 1 - fpr.
         """
         fpr = check("fpr", fpr, PROBABILITY)
         f = _tradeoff(self, fpr)
         if _is_exact(self):
             return f
-        high = np.clip(1.0 - fpr + 1e-16, f.lower, 1.0)  # f <= 1 - fpr, which a guess without the output reaches
+        high = np.clip(1.0 - fpr + 1e-16, f.lower, 1.0)
         return Bounds(f.lower, f.lower, high, f.kind, f.status, f.engine)
 
     def renyi(self, order: ArrayLike) -> Bounds:
@@ -145,10 +144,9 @@ class Profile:
     def cdf(self, loss: PyTree, direction: str = "remove") -> LossDistribution:
         """Compute distribution functions of the privacy loss L = log dP/dQ under P and Q, certified.
 
-        For the direction "remove", P is the law of the output with the record, and Q the law without it; for "add" they
-        change places. With E = e^loss, H(E) = delta(loss) is convex, so `Q(L > loss) = -dH/dE` lies between two
-        difference quotients of H, and `P(L > loss) = H(E) + E Q(L > loss)`. At an atom of the loss a bracket is at
-        least as wide as the atom's mass.
+        For "remove", P is the law of the output with the record, and Q the law without it; "add" swaps them. As H(E) =
+        delta(loss) is convex in E = e^loss, `Q(L > loss) = -dH/dE` lies between two difference quotients of H, and
+        `P(L > loss) = H(E) + E Q(L > loss)`. At an atom of the loss a bracket is at least as wide as the atom's mass.
         """
         choice("direction", direction, DIRECTIONS)
         given = np.asarray(check("loss", loss, REAL))
@@ -278,8 +276,8 @@ class Profile:
         Let `prior` in (0, 1) be the probability p, before the output is seen, that the record was used. The best attack
         is right with probability `1 - p + p delta_remove(log((1 - p)/p))` = `p + (1 - p) delta_add(log(p/(1 - p)))`;
         without the output with probability `max(p, 1 - p)`. add_one, remove_one and add_or_remove_one have the same
-        answer. Under replace_one the attack says which of two data sets was used, and p is the probability of either;
-        likewise under zero_out if an added record may push another out of a batch. Proof:
+        answer. Under replace_one, and under zero_out if an added record may push another out of a batch, the attack
+        says which of two data sets was used, and p is the probability of one of them, no matter which. Proof:
         jaxacct/representations/README.md, "Bayes success".
 
         >>> import jaxacct as ja
@@ -595,8 +593,6 @@ def _mass_at_infinity(profile: Profile) -> float:
     return max(0.0, *(float(mass) for mass in rounded))
 
 
-# The characteristic function of a loss, by closed forms and quadrature
-
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
 
@@ -646,6 +642,6 @@ def _sampled_laplace(b: float, q: float, power: np.ndarray) -> np.ndarray:
 
 def integrate(power: np.ndarray, loss: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Return, for each power, the sum of `weight * e^{power * loss}` over the nodes, in blocks to limit memory."""
-    block = max(1, 2**20 // loss.size)  # 2**20 exponentials take 16 MiB
+    block = max(1, 2**20 // loss.size)
     pieces = [np.exp(np.multiply.outer(power[i : i + block], loss)) @ weight for i in range(0, power.size, block)]
     return np.concatenate(pieces)

@@ -117,10 +117,9 @@ def _sorted(x: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarra
 def conjugate(x: Any, low: Any, high: Any, slope: Any, *, steepest: float, beyond: float | None) -> Interval:
     """Bracket `sup_z {1 - g(z) - slope z}` for a convex, non-increasing g that lies in [low, high] at the points x.
 
-    `x`, `low` and `high` have shape (G,), and x increases from the left end of the domain. `slope` >= 0 and the answer
-    have any shape. On the first cell g(x) >= g(x_0) - steepest (x - x_0), where `steepest` may be inf. `beyond` is a
-    lower bound of g to the right of the grid, or None if the domain ends at the last point. If no convex function lies
-    in [low, high], the lower end of the answer may exceed its upper end.
+    `x`, `low`, `high` have shape (G,); x increases from the left end of the domain. `slope` >= 0 has any shape. On the
+    first cell g(x) >= g(x_0) - steepest (x - x_0); `steepest` may be inf. `beyond` is a lower bound of g to the right
+    of the grid, or None if the domain ends there. If no g fits, the answer's lower end may exceed its upper end.
     """
     # Lower end: the largest lower bound of 1 - g(x) - slope x at a point, without convexity. Upper end: see `_cells`.
     x, low, high = (np.asarray(v, np.float64) for v in (x, low, high))
@@ -148,7 +147,7 @@ def best_cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, slope: np.ndarr
 
 
 def _cells(x: np.ndarray, low: np.ndarray, high: np.ndarray, s: np.ndarray, steepest: float) -> np.ndarray:
-    """Return upper bounds (..., G - 1) of `1 - g(x) - s x` on each cell between points x, for slopes `s` (..., 1)."""
+    """Return upper bounds (..., G - 1) of `1 - g(x) - s x` on each cell between points x, for g as in `conjugate`."""
     width = np.diff(x)
     # The convex g lies on each cell above the extended chords of the two neighbouring cells, so above every mixture of
     # these lines, and 1 - mixture - s x is largest at an end of the cell. The slope of g is at least `chord_low` to the
