@@ -1,7 +1,4 @@
-"""The `jaxacct` command.
-
-Modules that need JAX are imported when a command runs, so that the help and the refusal of bad options appear at once.
-"""
+"""The `jaxacct` command. Modules that need JAX are imported when a command runs, so that the help appears at once."""
 
 from __future__ import annotations
 
@@ -29,11 +26,8 @@ RUNS = {
 
 
 def command() -> int:
-    """Run `main` as the whole process, and return its exit status, or 143 after SIGTERM.
-
-    Garbage is collected rarely, since the process ends soon.
-    """
-    gc.set_threshold(200_000)
+    """Run `main` as the whole process, and return its exit status, or 143 after SIGTERM."""
+    gc.set_threshold(200_000)  # collect garbage rarely, since the process ends soon
     received: list[int] = []
 
     def terminate(number: int, frame: Any) -> None:

@@ -1,7 +1,4 @@
-"""The page of `jaxacct explore`: up to three runs of DP-SGD, and what the public functions answer about them.
-
-This file only calls these functions and draws the results. `mechanisms/dp_sgd_run.py` lists the numbers of a run.
-"""
+"""The page of `jaxacct explore`: up to three runs of DP-SGD, and what public functions of jaxacct answer about them."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ from jaxacct.representations.risk_table import Reading, RiskTable, risk
 from jaxacct.sweeps import Table, sweep
 
 RUNS = ("A", "B", "C")
-"""Names of the runs."""
 SLIDERS = {
     "noise_multiplier": (0.3, 30.0, "1.0"),
     "sampling_probability": (1e-5, 1.0, "0.005"),
@@ -59,7 +55,7 @@ SLIDERS = {
     "group": (1, 100, "1"),
     "delta": (1e-12, 0.01, "1e-5"),
 }
-"""The lower and upper end of each number's slider, and the number's initial value. The box takes other numbers, too."""
+"""Each number's lowest and highest value on its slider, and its initial value. The text box takes any number."""
 FIRST = {name: first for name, (_, _, first) in SLIDERS.items()}
 FIRST |= {"runs": "1", "sampling": "poisson", "rate": "batch_size", "length": "epochs"}
 """The initial value of every setting."""
@@ -71,7 +67,7 @@ LABELS = {
     "rate": "batches given by",
     "length": "length given by",
 }
-"""Labels of some settings.  The labels of all others are in `style.MEANING`."""
+"""Labels of some settings. All other labels are in `style.MEANING`."""
 POINTS = 25
 """Number of points of the curve of epsilon over the steps."""
 FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0, 1.0, 21)]))
@@ -79,7 +75,7 @@ FPR = np.unique(np.concatenate([[1e-4, 1e-3, 0.003, 0.01, 0.03], np.linspace(0.0
 TICK, PATIENCE = 0.05, 0.4
 """The page checks for an answer every TICK seconds. It shows progress after PATIENCE seconds."""
 PARTS = ("lower", "estimate", "upper", "kind", "status", "engine")
-"""Names of the fields of an answer."""
+"""The fields of `Bounds`, in the order of its arguments."""
 KEPT = 200
 """Largest number of answers that a session keeps."""
 
@@ -94,7 +90,6 @@ class Run(NamedTuple):
 
     @property
     def relation(self) -> str:
-        """The neighbouring relation of the batch rule."""
         return usual_relation(self.sampling)
 
     @property

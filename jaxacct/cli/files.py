@@ -130,10 +130,7 @@ def ledger(options: argparse.Namespace) -> int:
 
 
 def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
-    """Return the spending of one run as a dict.
-
-    The field `upper_if_seen` is the upper end of epsilon in case somebody ended the run early because of its outputs.
-    """
+    """Return the spending of one run as a dict."""
     spent, headers = ledger.runs[name], ledger.headers[name]
     plan = headers[-1].plan
     noted = all(line.told for line in headers)
@@ -156,7 +153,7 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
         "outputs_seen_from": None if spent.looks is None or not noted else spent.looks.step,
         "outputs_noted": noted,
         "promised": rows(ahead),
-        "upper_if_seen": output.plain("upper", whole),
+        "upper_if_seen": output.plain("upper", whole),  # of epsilon, if outputs decided to end the run early
         "upper_of_tuning": None if tuning is None else output.plain("upper", float(tuning.epsilon.upper)),
         "delta_of_tuning": None if tuning is None else tuning.target_delta,
         "releases": rows(taken),

@@ -1,7 +1,4 @@
-"""The commands epsilon, delta, calibrate, advise, risk, select and verify.
-
-With the option --verify or the command `jaxacct verify`, a second program (`jaxacct.verification`) checks the answers.
-"""
+"""The commands epsilon, delta, calibrate, advise, risk, select and verify."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
 REFUTED, UNDECIDED = 3, 4
 """Exit statuses of a verification: REFUTED if a bracket is refuted, else UNDECIDED if a bracket is undecided."""
 SECONDS = 60.0
-"""Default time limit of `jaxacct verify` for each configuration, in seconds."""
+"""Time limit of a verification for each configuration, in seconds. `jaxacct verify --seconds` sets another."""
 
 Run = Callable[[int], Mechanism]
 """Given a row's number, return the row's mechanism. Needed for tables whose columns do not describe mechanisms."""

@@ -1,7 +1,6 @@
 """`jaxacct warm`: compile the programs of sweeps and of training in advance, and keep the programs on the disk.
 
-The command calls public functions such as `epsilon` on a few examples, called questions.  Each call compiles the
-programs that it needs.  Together the questions need programs of all array sizes.
+It calls public functions on a few examples (questions), which together need the programs of all array sizes.
 """
 
 from __future__ import annotations
@@ -22,16 +21,9 @@ from jaxacct.engines import backend, programs
 from jaxacct.mechanisms import dp_sgd
 
 PURPOSES = {"sweep": ("xla",), "training": ("auto",), "all": ("xla", "auto")}
-"""Values of --for, each with the backends whose programs it compiles.
-
-Large sweeps run on XLA.  Plans and ledgers ask few questions.  For these "auto" compiles nothing on a CPU.
-"""
+"""Values of --for, each with the backends whose programs it compiles. Training runs on "auto", as it asks little."""
 NOISE, RATE, STEPS = (0.3, 1.0, 100.0), (1e-5, 1e-3, 0.1), (10_000, 10_000_000)
-"""Noise multipliers, sampling probabilities and steps of the questions for epsilon and delta.
-
-In some of these questions a record takes part in few batches, and in others it takes part in many.  Together the
-questions therefore need programs of every size.
-"""
+"""Noise multipliers, sampling probabilities and steps of the questions for epsilon and delta."""
 DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)
 """Deltas at which epsilon is asked for, and epsilons at which delta is asked for."""
 TARGETS = tuple(itertools.product((0.5, 4.0), (1e-5, 1e-9)))
@@ -78,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def questions() -> Iterator[Question]:
-    """Yield functions without arguments. A call of a function compiles programs; the result of the call is not used."""
+    """Yield functions without arguments. Each compiles programs when it is called; its result is not used."""
     for of in itertools.product(NOISE, RATE, STEPS):
         for delta in DELTA:
             yield functools.partial(account.epsilon, dp_sgd(*of), delta, engine="contour")

@@ -111,15 +111,13 @@ class Bounds:
     NaN, all three are NaN and ``ok`` is False. `jaxacct.explain` says what a kind and a status mean.
 
     A bracket is not one number, so ``b <= 3`` raises TypeError. ``b.upper <= 3`` supports the claim "at most 3", and
-    ``b.lower > 3`` refutes the claim. ``f"{b:.4g}"`` rounds the lower end down and the upper end up, so a claim copied
-    from the text holds. The text names any kind other than "certified" and any status other than "ok".
+    ``b.lower > 3`` refutes it. ``f"{b:.4g}"`` rounds the ends outward, and names any kind other than "certified" and
+    any status other than "ok".
 
     Parameters
     ----------
-    lower, estimate, upper : numbers that broadcast with each other. They are stored as NumPy float64 of the batch
-        shape.
-    kind : the kind of statement, one of `jaxacct.core.bounds.KINDS`; or an array of such texts.
-    status : the status of the answer, one of `jaxacct.core.bounds.STATUSES`; or an array of such texts.
+    lower, estimate, upper : numbers that broadcast with each other; stored as NumPy float64 of the batch shape.
+    kind, status : one of `jaxacct.core.bounds.KINDS` and one of `STATUSES`; or arrays of such texts.
     engine : the name of the method that answered; or an array of such texts.
 
     Raises
@@ -174,7 +172,6 @@ class Bounds:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the batch."""
         return np.shape(self.upper)
 
     @property
@@ -209,9 +206,7 @@ class Bounds:
         return f"Bounds({ends},\n       {words})"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the bounds as plain Python, ready for JSON.
-
-        A batch becomes lists. NaN and infinities become the words "nan", "inf" and "-inf".
+        """Return the bounds as plain Python for JSON: a batch as lists; NaN and infinities as "nan", "inf" and "-inf".
 
         >>> Bounds(0.0, 1.0, np.inf, kind="bound").to_dict()
         {'lower': 0.0, 'estimate': 1.0, 'upper': 'inf', 'kind': 'bound', 'status': 'ok', 'engine': ''}
@@ -245,7 +240,6 @@ class Bounds:
         return Bounds, tuple(getattr(self, name) for name in _SAVED)
 
     def __iter__(self) -> Iterator[Bounds]:
-        """Return an iterator over the first axis of the batch."""
         return (self[index] for index in range(len(self)))
 
     def __format__(self, spec: str) -> str:

@@ -1,7 +1,6 @@
 """ChaCha20 [RFC 8439] as a JAX random generator with keys of 256 bits. Under a key, each purpose has its own keystream.
 
-The keys of Threefry, JAX's default, have 64 bits. An attacker who tries all 64-bit keys can compute the noise.
-The functions `host_...` compute the same keystream in NumPy, for draws on the host, such as the draws of batches.
+Threefry, JAX's default, has keys of 64 bits. An attacker can try them all. `host_...` compute the keystream in NumPy.
 """
 
 from __future__ import annotations
@@ -23,10 +22,7 @@ _CONSTANTS = np.array([0x61707865, 0x3320646E, 0x79622D32, 0x6B206574], np.uint3
 _BITS, _SPLIT, _FOLD_IN, _SEED, _NOISE = range(5)
 """Purposes of the keystream. The purpose is the last word of the nonce, so no two purposes share a block."""
 _TURNS = {by: (np.arange(4) - by) % 4 for by in range(-3, 4)}
-"""For each shift from -3 to 3, the indices that rotate four rows down by this shift.
-
-Indexing replaces `numpy.roll`, which takes longer than a round of ChaCha20.
-"""
+"""For each shift from -3 to 3, the indices that rotate four rows down by that shift. `numpy.roll` is slower."""
 _HOST_BLOCKS = 8192
 """Number of blocks that NumPy computes at a time: half a megabyte of state, which stays in the processor's cache."""
 
@@ -38,12 +34,13 @@ def block(key: Any, counter: Any, nonce: Any) -> jax.Array:
     return _columns(key, counter, tuple(nonce)).T
 
 
-def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp) -> Any:
-    """Compute the keystream as uint32 of shape (16, n), a column for each of n counters.
-
-    `xp` is `jax.numpy` or NumPy. Each word of the nonce is a number, or an array of shape (n,). In NumPy the key may
-    have shape (8, n), a key for each counter.
-    """
+def _columns(
+    key: Any,  # (8,), in NumPy also (8, n)
+    counter: Any,
+    nonce: tuple[Any, Any, Any],  # words: numbers, or arrays (n,)
+    xp: Any = jnp,
+) -> Any:
+    """Return uint32 of shape (16, n): a column of keystream for each of n counters. `xp` is `jax.numpy` or NumPy."""
     wide = lambda words: xp.broadcast_to(words[:, None] if words.ndim == 1 else words, (words.shape[0], counter.size))
     last = [xp.broadcast_to(xp.asarray(word, xp.uint32), counter.shape) for word in (counter, *nonce)]
     start = (wide(xp.asarray(_CONSTANTS)), wide(key[:4]), wide(key[4:]), xp.stack(last))
@@ -57,20 +54,14 @@ def _columns(key: Any, counter: Any, nonce: tuple[Any, Any, Any], xp: Any = jnp)
 
 
 def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
-    """Compute keystream for noise as uint32 of shape (16, n), a column for each triple (counter, first, second).
-
-    The caller must not use a triple twice with one key.
-    """
+    """Return noise keystream, uint32 (16, n), for n (counter, first, second). Never use a triple twice with a key."""
     return _columns(key, counter, (first, second, _NOISE))
 
 
 def _double_round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Apply four quarter rounds to the columns of the state and four to its diagonals. NumPy arrays change in place.
-
-    The state has four rows: a, b, c and d. If one row stays and the other three are rotated, the diagonals become
-    columns. Here c stays, because with this choice XLA's program for CPUs is fastest.
-    """
+    """Apply four quarter rounds to the columns of the state and four to its diagonals. NumPy arrays change in place."""
     a, b, c, d = _quarter_rounds(*rows)
+    # rotated rows turn diagonals into columns; XLA's program for CPUs is fastest if c is the row that stays
     a, b, d = (_turned(row, by) for row, by in ((a, 2), (b, 1), (d, -1)))
     a, b, c, d = _quarter_rounds(a, b, c, d)
     a, b, d = (_turned(row, -by) for row, by in ((a, 2), (b, 1), (d, -1)))
@@ -191,11 +182,7 @@ def key_from_bytes(data: bytes) -> jax.Array:
 
 
 def secret(key: Any) -> Any:
-    """Return the key if its generator has keys of at least 256 bits; raise InputError otherwise.
-
-    The function cannot tell how many of the bits are random. It accepts ``jax.random.key(0, impl=CHACHA20)``, which is
-    a key for tests.
-    """
+    """Return the key if its generator has keys of at least 256 bits, else raise InputError. The bits may be known."""
     if not jnp.issubdtype(getattr(key, "dtype", np.dtype(object)), jax.dtypes.prng_key):
         raise InputError(f"key = {key!r:.40} must be a typed JAX key of 256 bits; use jaxacct.training.fresh_key()")
     bits = 32 * math.prod(jax.random.key_data(key).shape[key.ndim :])

@@ -100,7 +100,6 @@ def regular_file(name: str, path: str | os.PathLike[str]) -> Path:
 
 
 def write_csv(path: Path, names: Sequence[str], rows: Iterable[list[str]]) -> None:
-    """Write a header line and one line for each row."""
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(names)

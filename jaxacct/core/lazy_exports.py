@@ -1,7 +1,6 @@
 """Public names that are imported when first used, and the optional packages that some of them need.
 
-A package that uses `lazy_exports` has its public names in `__all__`, in the table of lazy exports, and in imports under
-`if TYPE_CHECKING`, which type checkers and editors read. `tests/test_front_door.py` checks that the three agree.
+Each name stands in `__all__`, in the table of lazy exports and under `if TYPE_CHECKING`. A test compares the three.
 """
 
 from __future__ import annotations
@@ -33,12 +32,7 @@ EXTRAS = {
 def lazy_exports(
     package: str, homes: Mapping[str, str], *others: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package whose names live in its submodules.
-
-    `homes` maps each name to its module, which is relative to the package or begins with "jaxacct.". `others` are names
-    that the package defines itself. For a name that needs a package which is not installed, ``__getattr__`` returns a
-    stand-in (`Missing`), which raises an error when it is used. ``from package import name`` raises the error at once.
-    """
+    """Return ``__getattr__`` and ``__dir__`` of a package. `homes` maps names to modules; `others` need no import."""
 
     def __getattr__(name: str) -> Any:
         if name not in homes:
@@ -65,7 +59,7 @@ def lazy_exports(
 
 
 class Missing(type):
-    """Type of the stand-ins for public names that need a package which is not installed."""
+    """Type of the stand-ins for public names that need a package which is not installed. Using a stand-in raises."""
 
     needs: str
 

@@ -1,7 +1,4 @@
-"""Small HTML tables that show results in a notebook. They have no scripts and inherit colours and fonts.
-
-All text is escaped. The lines between rows are a transparent grey, which is visible in light and in dark themes.
-"""
+"""HTML tables that show results in a notebook. All text is escaped. The colours suit light and dark themes."""
 
 from __future__ import annotations
 

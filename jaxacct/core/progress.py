@@ -23,26 +23,20 @@ WAIT, TICK = 1.0, 0.5
 _open: deque[Progress] = deque(maxlen=1)
 """Holds the bar that stands on the terminal's last line. It is empty if no bar stands there."""
 _waiting = threading.Lock()
-"""Lock of `waiting`. A call that shows a line holds the lock. A second call at the same time shows no line."""
+"""Lock held by a call of `waiting` that shows a line. A second call at the same time shows no line."""
 
 
 class Progress:
-    """A progress line that is redrawn on a terminal or in a notebook; elsewhere each update is a line of its own.
-
-    show : whether to show the line. None shows it on a terminal, and in a notebook after `NOTEBOOK_WAIT` seconds.
-    there : number of rows that were done before the start. The rate does not count these rows.
-    pauses : least seconds between two updates: the first number on a terminal or in a notebook, the second elsewhere.
-    apart : function that returns the seconds spent so far on compiling. The rate does not count these seconds.
-    """
+    """A progress line that is redrawn on a terminal or in a notebook; elsewhere each update is a line of its own."""
 
     def __init__(
         self,
         total: int | None,
-        show: bool | None,
-        there: int = 0,
+        show: bool | None,  # None: on a terminal, and in a notebook after NOTEBOOK_WAIT seconds
+        there: int = 0,  # rows done before the start, which the rate does not count
         unit: str = "rows",
-        pauses: tuple[float, float] = (0.0, 1.0),
-        apart: Callable[[], float] = lambda: 0.0,
+        pauses: tuple[float, float] = (0.0, 1.0),  # least seconds between updates: of a redrawn line, else
+        apart: Callable[[], float] = lambda: 0.0,  # returns the seconds spent on compiling, not counted by the rate
     ) -> None:
         self._total, self._there, self._unit = total, there, unit
         self._terminal = on_terminal()

@@ -19,9 +19,7 @@ _NUMBER = re.compile(r"[-+]?\d[\d,_]*(\.\d*)?([eE][-+]?\d+)?%?")
 
 
 def outward(value: float | Decimal, spec: str, up: bool) -> str:
-    """Write a number in the format `spec`, rounded up if `up`, otherwise down.
-
-    The exact value of a float is rounded. So .1 rounded up is more than "0.1", since the float .1 is above 1/10.
+    """Write a number in the format `spec`. Its exact value is rounded up if `up`, otherwise down.
 
     >>> outward(4.3749, ".3g", up=True), outward(4.3771, ".3g", up=False), outward(1e-5, ".3g", up=True)
     ('4.38', '4.37', '1.01e-05')

@@ -1,7 +1,4 @@
-"""Constraints on inputs, and functions that check inputs against them. An error says in one line what to do.
-
-The functions also check the options that public calls share: relation, engine, rtol, memory_bytes and backend.
-"""
+"""Checks of inputs, and of the options that public calls share. An error says in one line what to do."""
 
 from __future__ import annotations
 
@@ -147,16 +144,12 @@ DELTA_OR_ZERO = Constraint("use 0 or a small positive {name} such as 1e-5", 0, 1
 FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)
 COUNT = Constraint("use a whole number, 1 or more", 1, LARGEST_COUNT, integral=True)
 RECORDS = Constraint("use a whole number of records", 1, 1e9, integral=True)
-# a limit below 2**24 bytes (16 MiB) is refused, because no lattice of a large composition would fit
+# below 2**24 bytes (16 MiB), no lattice of a large composition would fit
 MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST_COUNT, integral=True)
-"""Allowed memory limits, in bytes."""
 
 
 def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
-    """Return the value as float64 (a Python float, or a read-only NumPy array), or refuse it.
-
-    Text, booleans, complex numbers, None, ragged sequences, NaN, infinities and numbers outside the constraint raise
-    InputError; tracers raise TracerError.
+    """Return the value as a float or a read-only float64 array, or refuse it (a tracer by TracerError).
 
     >>> check("steps", [1e4, 2], COUNT).tolist()
     [10000.0, 2.0]

@@ -2,10 +2,8 @@
 
 With t slots the outputs are vectors of length t, and e_i is the unit vector of slot i. The direction remove is (P, Q)
 and add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I) and Q = N(0, sigma^2 I). Let S = dP/dQ, and E the mean under
-Q. Then delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. In the code s is 1/sigma.
-
-Newton's method finds epsilon. After a few steps on one contour, the contour is placed again, for the eps that the steps
-have reached.
+Q. Then delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. In the code s is 1/sigma. After
+Newton's steps on one contour, a search for epsilon places the next contour for the eps that the steps have reached.
 """
 
 from __future__ import annotations
@@ -37,11 +35,9 @@ NARROW = 1e-2
 CUT_OFF = 3e-3
 """The first contour of a search leaves out terms whose size is about CUT_OFF * (wanted relative width) * delta."""
 NEAR = 0.01
-"""Newton's method on one contour ends when a step changes eps by a share of at most NEAR * w. Here w is the relative
-width at which the search ends."""
+"""Newton's method on one contour ends when a step changes eps by at most NEAR * `narrow`, relative to eps."""
 SIGNS = {"remove": 1.0, "add": -1.0}
-"""Sign of each direction. Let S = dP/dQ, k = e^{sign eps}, and E the mean under Q. For sign 1, delta is E(S - k)_+. For
-sign -1, delta is e^eps E(k - S)_+."""
+"""Sign of each direction. With k = e^{sign eps}, delta is E(S - k)_+ for sign 1, and e^eps E(k - S)_+ for sign -1."""
 ROUGH_RTOL = 0.5
 """If rtol >= ROUGH_RTOL, lower bounds of epsilon are first taken from theorems. The contour may not be needed."""
 PLACEMENTS = 3
@@ -51,15 +47,11 @@ SMALL = 1e-8
 
 
 def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str | None) -> Answer:
-    """Return brackets of delta at eps >= 0; all arguments broadcast to (B,).
-
-    direction : "remove", "add", or None for the larger delta of the two. For None, "add" is skipped where Chernoff's
-        bound shows that its delta is smaller.
-    """
+    """Return brackets of delta at eps >= 0, (B,). Without a `direction`, it is the larger delta of the two."""
 
     def solved(sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
         worst = _delta_block(SIGNS[direction or "remove"], sigma, t, eps)
-        if direction is None:
+        if direction is None:  # add is skipped where Chernoff's bound shows that its delta is smaller
             rows = np.flatnonzero(~_add_is_below(1.0 / sigma, t, eps, worst[0]))
             if rows.size:
                 worst[:, rows] = np.maximum(worst[:, rows], _delta_block(-1.0, sigma[rows], t[rows], eps[rows]))
@@ -76,11 +68,7 @@ def epsilon(
     direction: str | None,
     rtol: float = 1e-4,
 ) -> Answer:
-    """Return brackets of inf {eps >= 0 : delta(eps) <= delta}; all arguments broadcast to (B,).
-
-    direction : "remove", "add", or None for the larger epsilon of the two. For None, "add" is not solved where its
-        epsilon is shown to be at most the lower bound of "remove".
-    """
+    """Return brackets of inf {eps >= 0 : delta(eps) <= delta}, (B,). Without a `direction`, the larger of the two."""
 
     def solved(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
         first = _epsilon_block(SIGNS[direction or "remove"], sigma, slots, delta, rtol=rtol)
@@ -96,19 +84,17 @@ def _flat(*arrays: np.ndarray | float) -> list[np.ndarray]:
 
 
 def theorems_of(sign: float, s: np.ndarray, t: np.ndarray, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper bounds of delta that theorems give in closed form, without a contour.
-
-    One of the upper bounds is the delta of a Gaussian mechanism that also reveals the record's slot.
-    """
+    """Return the lower and upper bounds of delta that theorems give in closed form, without a contour."""
     k = np.exp(sign * eps)
     low, high = allocation_law.bounds(sign, s, t, k)
     if sign > 0:
         high = np.fmin(high, allocation_law.one_slot_above(s, t, k))
     else:
         low, high = low / k * (1.0 - 8.0 * ROUNDOFF), high / k * (1.0 + 8.0 * ROUNDOFF)
+    # upper bound: the delta of a Gaussian mechanism that also reveals the record's slot
     gaussian = closed_form.delta(s * (1.0 + 2.0 * ROUNDOFF), eps)
     low, high = np.where(low > 0.0, low, 0.0), np.where(high >= 0.0, np.minimum(high, 1.0), 1.0)
-    # The bounds move out by `wrong` because of k, whose relative rounding error is at most (|eps| + 2) * 2 * ROUNDOFF.
+    # `wrong` covers the relative rounding error of k, which is at most (|eps| + 2) * 2 * ROUNDOFF
     wrong = (np.abs(eps) + 4.0) * 2.0 * ROUNDOFF
     low = np.maximum(low - wrong * np.minimum(k, 1.0 / k), 0.0) if sign < 0 else np.maximum(low - wrong * k, 0.0)
     high = np.minimum(high + wrong * np.maximum(k, 1.0 / k), 1.0)
@@ -189,7 +175,6 @@ def _epsilon_block(
     if one.any():
         exact = closed_form.epsilon(s[one], delta[one], 4.0 * ROUNDOFF * np.ones(one.sum()))
         low[one], mid[one], high[one] = exact.lower, exact.estimate, exact.upper
-    # If an upper bound of delta(0), such as Scarf's, is at most the target, epsilon is 0.
     zero = theorems_of(sign, s, t, np.zeros_like(s))[1] <= delta
     low[zero], mid[zero], high[zero] = 0.0, 0.0, 0.0
     if rtol >= ROUGH_RTOL:
@@ -236,7 +221,7 @@ def value_of(contour: Contour, eps: np.ndarray) -> Value:
 
 
 def estimate_of(contour: Contour, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return only the estimate and the slope of `value_of`. This takes a fraction of the time of `value_of`."""
+    """Return only the estimate and the slope of `value_of`, in a fraction of its time."""
     k = np.exp(contour.sign * eps)
     mid, slope = estimate_near(contour, k)
     with np.errstate(all="ignore"):
@@ -248,16 +233,11 @@ def search(
     s: np.ndarray,
     t: np.ndarray,
     delta: np.ndarray,
-    most: np.ndarray,
+    most: np.ndarray,  # an upper bound of epsilon
     rtol: float = 1e-4,
-    floor: np.ndarray | float = 0.0,
+    floor: np.ndarray | float = 0.0,  # where epsilon is shown to be at most this, the answer is (0, 0, floor)
 ) -> np.ndarray:
-    """Return (lower, estimate, upper) of epsilon. A lower bound that is not proved is 0, an upper bound inf.
-
-    most : an upper bound of epsilon.
-    rtol : the wanted relative width.
-    floor : where epsilon is shown to be at most `floor`, the answer is (0, 0, floor).
-    """
+    """Return (lower, estimate, upper) of epsilon. A lower bound that is not proved is 0, an upper bound inf."""
     narrow, tolerance = np.clip((NARROW * rtol, CUT_OFF * rtol), (1e-12, 1e-14), (1e-3, 1e-5))
     floor = np.broadcast_to(floor, s.shape)
     low, high = np.zeros_like(s), most.copy()
@@ -314,16 +294,12 @@ def _newton(
     contour: Contour,
     eps: np.ndarray,
     delta: np.ndarray,
-    low: np.ndarray,
+    low: np.ndarray,  # [low, high] brackets epsilon; the brackets of delta at the first and the last eps narrow it
     high: np.ndarray,
     floor: np.ndarray,
     narrow: float,
 ) -> tuple[tuple[np.ndarray, Value], np.ndarray, np.ndarray]:
-    """Take Newton steps on log delta from eps. Return ((eps reached, bracket of delta there), low, high).
-
-    `low` and `high` bracket epsilon and confine the steps. The steps use only estimates of delta. Delta is bracketed at
-    the eps where the contour was placed, and at the eps where Newton ends. Both brackets of delta narrow [low, high].
-    """
+    """Take Newton steps on log delta from eps. Return ((eps reached, bracket of delta there), low, high)."""
 
     def read(value: Value, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         usable = (value.slope > 0.0) & (value.estimate > 0.0) & (value.lower > 0.2 * value.upper)
@@ -333,7 +309,7 @@ def _newton(
 
     value = value_of(contour, eps)
     usable, low, high = read(value, eps)
-    # Rows whose bracket of delta at `eps` is too wide take no Newton step. Their delta is bracketed again, at `middle`.
+    # rows whose bracket of delta at `eps` is too wide take no Newton step: delta is bracketed at `middle` instead
     middle = 0.5 * (low + high)
     middle = np.where(np.abs(middle - eps) > 1e-3 * eps, middle, 0.5 * (eps + high))
     new, mid, slope = np.where(usable, eps, middle), value.estimate, value.slope

@@ -1,13 +1,8 @@
 """Choose which backend evaluates the kernels: NumPy, which compiles nothing, or programs that XLA has compiled.
 
-On a CPU, NumPy answers some ten thousands of configurations sooner than XLA compiles and runs its programs. XLA is
-faster for larger jobs, and for all jobs on an accelerator. The two backends agree to rounding, not to the last bit. So
-a whole job runs on one backend, which is fixed before the job begins (`job`).
-
-On NumPy a batch is cut into chunks that fit into the cache. The size of a chunk changes no bit of an answer. For XLA a
-batch is cut into chunks of one fixed shape, which run on every core or device (`in_chunks`). Neither this shape nor the
-program depends on the number of devices, so the number of devices changes no bit of a result. If instead XLA divided
-one program among the devices, it would fuse operations differently, and the last bits would change.
+The two agree to rounding, not to the last bit. So a whole job runs on one backend, fixed before it begins (`job`). XLA
+is faster for large jobs and on accelerators. For XLA a batch is cut into chunks of one fixed shape, which run on every
+core or device. So the number of devices changes no bit of a result; the size of NumPy's chunks changes none either.
 """
 
 from __future__ import annotations
@@ -34,10 +29,9 @@ from jaxacct.engines.programs import Run
 from jaxacct.kernels import elementary_check
 
 NUMPY_MOST = 40_000
-"""Largest number of configurations in a job that NumPy computes. For larger jobs, compiled XLA programs save time."""
+"""Largest number of configurations in a job that NumPy computes. For larger jobs, XLA is faster."""
 NUMPY_MOST_SELECTIONS = 2_400
-"""Largest number of private selections in a job that NumPy computes. A selection takes NumPy about as long as 16
-configurations. The limit stays the same after `jaxacct warm`, which keeps no programs of selections."""
+"""The same for private selections, each of which takes NumPy about as long as 16 configurations."""
 
 
 class _Path(NamedTuple):
@@ -49,13 +43,13 @@ _path: contextvars.ContextVar[_Path | None] = contextvars.ContextVar("path", def
 
 
 @contextlib.contextmanager
-def job(size: int, backend: str = "auto", *, apart: bool = False) -> Iterator[None]:
-    """Run every batch of the context on one backend: the user's choice, else the enclosing job's, else the faster one.
-
-    size : number of configurations of the whole job.
-    backend : the user's choice, "auto" if there is none.
-    apart : whether to ignore the backend of the enclosing job, unless the user chose it.
-    """
+def job(
+    size: int,  # configurations of the whole job
+    backend: str = "auto",
+    *,
+    apart: bool = False,  # whether to ignore the enclosing job's backend, unless the user chose it
+) -> Iterator[None]:
+    """Run every batch of the context on one backend: the user's choice, the enclosing job's, or else the faster one."""
     around = _path.get()
     if backend == "numpy" and not _holds():
         raise InputError("backend = 'numpy' cannot certify on this machine; use 'xla'")
@@ -100,7 +94,7 @@ def _suits(size: int, selections: bool = False) -> bool:
     most = NUMPY_MOST_SELECTIONS if selections else NUMPY_MOST
     if size > most or device.platform != "cpu" or not _holds():
         return False
-    # If `jaxacct warm` has stored the compiled programs, XLA is faster from 1,500 configurations on.
+    # if `jaxacct warm` has stored programs (none of selections), XLA is faster from 1,500 configurations on
     return selections or size <= 1_500 or not programs.are_kept()
 
 
@@ -115,20 +109,16 @@ def _holds() -> bool:
 
 
 def evaluate(kernel: Callable[..., Any], arguments: Any, size: int, chunk: int, **static: int) -> list[np.ndarray]:
-    """Return the arrays that a kernel computes for a batch, as the leaves of the kernel's pytree.
-
-    chunk : number of configurations in a call of a compiled program.
-    static : the kernel's keyword arguments, such as the number of quadrature points.
-    """
+    """Return the leaves of the pytree that a kernel computes for a batch. XLA takes `chunk` configurations per call."""
     path = _path.get()
     if not (_suits(size) if path is None else path.numpy):
         return in_chunks(program(kernel, **static), chunk, arguments, size)
-    # SciPy's erfc is checked only for split.py, since no other kernel's certificates rely on erfc.
+    # only the certificates of split.py rely on SciPy's erfc
     if kernel.__module__ == "jaxacct.kernels.contour.split" and elementary_check.failure(special=True) is not None:
         raise ArithmeticError(elementary_check.failure(special=True))
     leaves, tree = jax.tree.flatten(arguments)
-    # A chunk has 2^14 quadrature points. Fewer points mean more calls, and more points do not fit into a cache. For a
-    # finite part a kernel computes a term for each node and atom. 16 such terms take as much memory as a point.
+    # A chunk of 2^14 quadrature points fits into a cache. For a finite part a kernel computes a term for each node and
+    # atom. 16 such terms take as much memory as a point.
     atoms = max(leaf.size // size for leaf in leaves) if size else 1
     largest = max(static["points"], atoms * static["count"] // 16)
     some = max(1, 2**14 // largest)
@@ -152,10 +142,7 @@ def _joined(piece: Callable[[int], list[Any]], starts: range, workers: int) -> l
 
 
 def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
-    """Run a compiled program over a batch, `chunk` configurations at a time. The last chunk is padded.
-
-    Chunks go to this process's devices in turn. Several chunks are computed at a time.
-    """
+    """Run a compiled program on chunks of a batch, of which the last is padded, on this process's devices in turn."""
     each = devices.local()
     leaves, tree = jax.tree.flatten(arguments)
 
@@ -179,10 +166,9 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 
 
 class Compiled:
-    """A function of pytrees, compiled by XLA. It returns the leaves of its result.
+    """A function of pytrees, compiled by XLA for each shape and device. It returns leaves. Threads may call it at once.
 
-    A call with new shapes or on a new device first loads a stored program from the disk or compiles one. Several
-    threads may call at once. The label and the digest of jaxacct's source files identify a stored program.
+    The label and the digest of jaxacct's source files identify a program on the disk.
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
@@ -242,8 +228,7 @@ MOST_THREADS = 8
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Solve = Callable[..., np.ndarray]
-"""A function from columns (sigma, slots, given, ...) of some rows to an array (3, rows): the lower bound, the estimate
-and the upper bound of each row. `given` is a delta or an epsilon."""
+"""Maps columns (sigma, slots, delta or epsilon, ...) to an array (3, rows): lower bound, estimate and upper bound."""
 
 
 def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
@@ -269,13 +254,10 @@ def on_cores(
     work: Callable[[Item], Result],
     items: Sequence[Item],
     bar: Progress,
-    sizes: Sequence[int] | None = None,
+    sizes: Sequence[int] | None = None,  # by how much `bar` advances after each item (default: 1)
     threads: int = MOST_THREADS,
 ) -> Iterator[tuple[int, Result]]:
-    """Yield (index, `work(item)`) for each item, in any order. `bar` advances by the item's size (1 without `sizes`).
-
-    A single item runs in the caller's own thread. An interrupt cancels the items that have not begun.
-    """
+    """Yield (index, `work(item)`) for each item, in any order. An interrupt cancels the items that have not begun."""
     done, most = 0, min(_cores(), threads, len(items))
     pool = ThreadPoolExecutor(most) if most > 1 else None
     try:

@@ -10,9 +10,9 @@ the delta of the Gaussian without sampling:
     remove: delta(eps) = q G(log(1 + (e^eps - 1)/q)),
     add:    delta(eps) = k G(log(q e^eps/k)),   k = 1 - (1 - q) e^eps, and 0 once k <= 0.
 
-Brackets are widened by a bound on the rounding error. A number becomes an upper bound of epsilon only if the upper
-bound of delta there is at most the target. It becomes a lower bound only if the lower bound of delta there is at least
-the target. Where mu is so large that rounding leaves no digit of delta, two inequalities bound epsilon:
+Brackets of delta include a bound on the rounding error. A number is an upper bound of epsilon only if delta's upper
+bound there is at most the target, and a lower bound only if delta's lower bound there is at least the target. Where mu
+is so large that rounding leaves no digit of delta, two inequalities bound epsilon:
 
     delta(eps) <= Phi(-a) <= e^{-a^2/2}/2,      delta(eps) >= (1 - 1/e) Phi(-a - 1/mu).
 """
@@ -56,8 +56,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
         at = x[:, None] + some[:, None] * _NODES
         k = 1.0 - at * np.sqrt(np.pi / 2) * scipy.special.erfcx(at / np.sqrt(2))
         gap[small] = some * (np.maximum(k, 0.0) @ _WEIGHTS)
-        # The rounding error of K(x) is a few times ROUNDOFF (1 + x^2 K). Since 1 < (x^2 + 3) K, the error is at most a
-        # few times ROUNDOFF (3 + 2 x^2) K. So the factor on the gap in `rounding` grows as x^2.
+        # since 1 < (x^2 + 3) K, K's error, a few ROUNDOFF (1 + x^2 K), is at most a few ROUNDOFF (3 + 2 x^2) K
         rounding[small] = gap[small] * (8.0 + np.square(np.abs(x) + some))
     gap = np.maximum(gap, LEAST_GAP)
     log_far = -0.5 * far**2 - 0.5 * np.log(2 * np.pi) + np.log(gap)
@@ -76,12 +75,7 @@ def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 
 def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return the bracket of the least eps >= 0 at which the mechanism's delta is at most the target `delta`.
-
-    Newton's method starts above the solution and stays above it, since log delta(eps) is concave in eps.
-
-    slack : largest error of the target's logarithm.
-    """
+    """Return the bracket of the least eps >= 0 with delta(eps) <= `delta`. `slack` bounds the error of log(`delta`)."""
     target = np.log(delta)
     reach = np.sqrt(np.maximum(-2.0 * target, 0.0))
     eps = mu * (0.5 * mu + reach)
@@ -89,7 +83,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
         for _ in range(40):  # at most 40 Newton steps; the bounds hold wherever the steps end
             value, slope, _ = log_delta(mu, eps)
             lower = np.maximum(eps + (value - target) / np.maximum(slope, LEAST_GAP), 0.0)
-            before, eps = eps, np.minimum(eps, lower)  # Newton's steps go down; a step up is a rounding error
+            before, eps = eps, np.minimum(eps, lower)  # log delta is concave: Newton's steps go down
             if np.array_equal(before, eps, equal_nan=True):
                 break  # further steps would change no row
         value, slope, error = log_delta(mu, eps)
@@ -108,10 +102,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
 
 
 def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return bounds of epsilon by the two inequalities in the module's docstring, which hold for every mu.
-
-    For delta <= .49 the two bounds are at most `mu (2 z + 1)` apart, with `z = sqrt(-2 log(2 delta))`.
-    """
+    """Return bounds of epsilon by the two inequalities in the module's docstring, which hold for every mu."""
     z = np.sqrt(np.maximum(-2.0 * (log_delta - slack + np.log(2.0)), 0.0))
     upper = mu * (0.5 * mu + z) * (1.0 + 16.0 * ROUNDOFF)
     share = np.exp(np.minimum(log_delta + slack, 0.0)) / -np.expm1(-1.0)
@@ -137,16 +128,13 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
 def log_delta_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray | bool, eps: np.ndarray, off: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log delta, bound on the error of log delta) of one Poisson sampled Gaussian; 0 < q < 1.
+    """Return (log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1, at an eps known up to `off`.
 
-    Where delta is 0, log delta is -inf. Let x be the eps at which the Gaussian without sampling is evaluated:
-    `log1p((e^eps - 1)/q)` for remove, `log1p((e^eps - 1)/k)` for add. The module's docstring defines k, R, K and b. By
-    `R(b) <= 1/b` and `K(b) > 1/(b^2 + 3)`, the log delta of the Gaussian without sampling falls by at most (b + 4)/mu
-    per unit of x. This rate times the rounding error of x bounds the error that x causes in log delta.
-
-    off : largest error of eps. For remove, an error of eps moves x at the rate e^eps/(q + e^eps - 1). For add, it moves
-        both x and log k at rates of at most 1/k. The factor 1.1 covers the change of these rates where `off` is at most
-        1 % of their divisor. Where `off` is larger, the returned bound is inf.
+    Where delta is 0, log delta is -inf. Let x be the eps at which the Gaussian without sampling is evaluated (`rising`
+    or `falling`). There its log delta falls by at most (b + 4)/mu per unit of x, by `R(b) <= 1/b` and `K(b) > 1/(b^2 +
+    3)`. For remove, an error of eps moves x at the rate e^eps/(q + e^eps - 1). For add, it moves both x and log k at
+    rates of at most 1/k. The factor 1.1 covers the change of these rates where `off` is at most 1 % of their divisor.
+    Where `off` is larger, the returned bound is inf.
     """
     k, wrong = _factor(q, eps)
     alive, known = removing | (k + wrong + 1.1 * off > 0.0), removing | (wrong < 0.01 * k)
@@ -195,11 +183,9 @@ def delta_of_one_step(
 def _most_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> np.ndarray:
-    """Bound delta from above where the error of eps or of k = 1 - (1 - q) e^eps is large.
+    """Bound delta from above by delta at the least possible eps, with the largest possible k = 1 - (1 - q) e^eps there.
 
-    The bound is delta at the least possible eps, with the largest possible k there. For add, delta is
-    `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+`, where G is the delta of the pair (P, Q) without sampling. So
-    delta rises with k, and falls with eps.
+    For add, delta is `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+`, which rises with k, and falls with eps.
     """
     eps = np.maximum(eps - off - 2.0 * ROUNDOFF * eps, 0.0)
     k, mu = np.maximum(np.sum(_factor(q, eps), axis=0), 0.0), 1.0 / sigma
@@ -217,8 +203,8 @@ def profile_of_one_step(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of `H_{e^eps}(P || Q) = int (dP - e^eps dQ)_+` of one Poisson sampled Gaussian at any real eps.
 
-    For eps < 0 this divergence is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`. Here `H_{e^-eps}(Q || P)` is the delta at
-    -eps of the other direction (add for remove, remove for add). `off` bounds the error of eps.
+    For eps < 0 this is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`. The last factor is the other direction's delta at -eps.
+    `off` bounds the error of eps.
     """
     negative = eps < 0.0
     low, _, high = delta_of_one_step(sigma, q, removing ^ negative, np.abs(eps), off)
@@ -260,18 +246,13 @@ def epsilon_of_one_step(
 
 
 def _by_bisection(
-    bounds: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+    bounds: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],  # (lower, upper) bounds of log delta at eps, (2, B)
     top: np.ndarray,
     target: np.ndarray,
     slack: np.ndarray,
 ) -> Answer:
-    """Return the bracket of the least eps in [0, top] at which log delta is at most the target.
-
-    bounds : maps eps, (2, B), to lower and upper bounds of log delta. The two rows of eps are two searches. The first
-        finds the upper bound of epsilon: the least eps where the upper bound of log delta meets the target. The second
-        finds the lower bound of epsilon: the least eps where the lower bound of log delta meets the target.
-    """
-    surely = np.array([[True], [False]])
+    """Return the bracket of the least eps in [0, top] with log delta <= target. `slack` bounds the target's error."""
+    surely = np.array([[True], [False]])  # row 0 finds the upper bound of epsilon, row 1 the lower bound
     low, high = np.zeros((2, top.size)), np.stack([top, top])
     for turn in range(78):  # 12 turns for the exponent of epsilon, 53 for its digits, and 13 to spare
         # The exponent is bisected first, since epsilon may be as small as the smallest float64.

@@ -1,10 +1,8 @@
 """The contour engine for batches: it tries resolutions from coarse to fine until a bracket is narrow enough.
 
-A resolution is called a rung, and a list of rungs a ladder. A rung is a compiled program for chunks of a fixed size.
-Every configuration starts on the coarsest rung and climbs to finer rungs. The last rungs belong to the split contour,
-which serves compositions that rarely sample a record. The lattice engine answers the configurations that no rung
-certifies. `delta_about` and `delta_along` compute several deltas of one composition from one contour. The trapezoid
-rule on a contour adds aliases (periodic images) to delta: weighted values of delta at eps + j period, integers j != 0.
+A resolution is called a rung, and a list of rungs a ladder. The last rungs belong to the split contour, which serves
+compositions that rarely sample a record. The trapezoid rule on a contour adds aliases (periodic images) to delta:
+weighted values of delta at eps + j period, integers j != 0.
 """
 
 from __future__ import annotations
@@ -57,8 +55,7 @@ LADDER = (
     Rung(576, 384, 2, 8, split=True, tolerance=1e-7),
     Rung(2560, 1024, 3, 1, split=True, tolerance=3e-6),
 )
-"""Rungs (resolutions) for compositions of Gaussians: three of the plain contour, and then three of the split contour.
-Each three go from coarse to fine. The more points and nodes a rung has, the smaller its chunks are."""
+"""Rungs for compositions of Gaussians: three of the plain contour, then three of the split contour."""
 
 PLAIN = (*LADDER[:3], Rung(1536, 512, 3, 2), Rung(2560, 1024, 3, 1), Rung(4096, 2048, 3, 1))
 """Rungs for compositions with Laplace or finite parts, which the split contour cannot answer."""
@@ -110,7 +107,6 @@ class Hint(NamedTuple):
 
 
 def no_hint(size: int) -> Hint:
-    """Return a `Hint` that knows nothing. Its arrays can be filled in."""
     return Hint(np.zeros(size), np.zeros(size, int))
 
 
@@ -125,8 +121,7 @@ class Contour(Engine):
         parts, delta, slack, floor = question.parts, question.target, question.slack, question.floor
         values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
         known = reach(parts)
-        # If all parts are sampled Gaussians, delta(0) <= `sum n q (2 Phi(1/(2 sigma)) - 1)`. Where this sum is at most
-        # delta, epsilon is 0.
+        # if all parts are sampled Gaussians, delta(0) <= `sum n q (2 Phi(1/(2 sigma)) - 1)`
         variation = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
         variation = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * variation, 0.0), axis=1)
         zero = known.splits & (parts.mu2 == 0) & (variation * BOUND_OUTWARD <= delta * (1.0 - slack))
@@ -150,23 +145,15 @@ def _climb(
     quantity: str,
     question: Question,
     known: Reach,
-    values: tuple[np.ndarray, ...],
-    floor: np.ndarray,
-    ceiling: np.ndarray,
-    enough: np.ndarray,
+    values: tuple[np.ndarray, ...],  # (eps,), or (lower, upper) bounds of the given log delta
+    floor: np.ndarray,  # a known lower bound of the final answer, or -inf
+    ceiling: np.ndarray,  # a known upper bound of the answer
+    enough: np.ndarray,  # a row is finished once its upper bound is at most this
 ) -> Answer:
-    """Let every configuration climb its ladder of rungs until it is answered or no rung is left.
-
-    Return brackets of epsilon (the ends may be negative), or of log delta. Delta is without the mass at infinity.
-
-    values : (eps,) if delta is wanted. If epsilon is wanted, (lower, upper) bounds of the given log delta.
-    floor : a known lower bound of the final answer, or -inf. A row with a finite floor tries every rung.
-    ceiling : a known upper bound of the answer.
-    enough : a row is finished once its upper bound is at most this.
-    """
+    """Return brackets of epsilon (the ends may be negative), or of log delta without the mass at infinity."""
     parts, hint, size = question.parts, question.hint, question.target.size
     rtol = question.effort.rtol
-    # `width`: the relative width at which refining ends. `tolerance`: the size of cut-off terms, relative to delta.
+    # refining ends at the relative width `width`; `tolerance` is the size of cut-off terms, relative to delta
     width, tolerance = rtol, 0.04 * rtol
     if not question.effort.in_search:  # a final answer gets a narrower bracket than `rtol`, at little cost
         width, tolerance = 0.5 * min(rtol, max(1e-6, 0.01 * rtol)), TOLERANCE
@@ -213,8 +200,7 @@ def _climb(
             # for log delta, high - low is the relative width of delta's bracket, so it is compared with `width` itself
             narrow = high - low <= width[rows] * (np.abs(high) if quantity == "epsilon" else 1.0)
             done = (ok & narrow) | (upper[rows] <= enough[rows])
-            # A plain rung reports how many points and nodes a row needs. The row's next rung is the first rung with at
-            # least as many, or the first split rung if the split rung comes earlier.
+            # next: the first rung with as many points and nodes as needed, or the first split rung if it comes earlier
             wanted = np.maximum(rung_for(needs, ladder), step + 1)
             wanted = np.minimum(wanted, max(first_split, step + 1))
             # Rows with a floor try every rung, since a coarse bracket often shows that the answer is below the floor.
@@ -224,13 +210,7 @@ def _climb(
 
 
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
-    """Return brackets of delta without the mass at infinity, by one contour for each row; [0, 1] if nothing is known.
-
-    epsilon : (B, K), at least 0. A row's values should differ by at most about one standard deviation of the loss.
-    floor : (B, K). A bracket whose upper bound is at most this is not refined.
-    width : relative width at which a bracket is narrow enough.
-    tolerance : size of aliases and cut-off terms, relative to delta.
-    """
+    """Return the brackets of `delta_along` for eps, (B, K), of a row within about a standard deviation of the loss."""
     middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
     both, widths = np.ones(epsilon.shape, bool), np.full(epsilon.shape, width)
     return delta_along(parts, middle, epsilon, floor, widths, both, tolerance, along=False)
@@ -238,23 +218,15 @@ def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width
 
 def delta_along(
     parts: Components,
-    place: np.ndarray,
-    epsilon: np.ndarray,
-    floor: np.ndarray,
-    width: np.ndarray,
-    both: np.ndarray,
-    tolerance: float,
-    along: bool = True,
+    place: np.ndarray,  # (B,), the eps for which the contour is placed; far from it aliases leave no useful lower bound
+    epsilon: np.ndarray,  # (B, K), at least 0 and ascending
+    floor: np.ndarray,  # (B, K), a bracket whose upper bound is at most this is not refined
+    width: np.ndarray,  # (B, K), relative width at which a bracket is narrow enough
+    both: np.ndarray,  # (B, K), whether the lower bound is wanted
+    tolerance: float,  # size of aliases and cut-off terms, relative to delta
+    along: bool = True,  # False for `delta_about`, which also climbs to the split rungs
 ) -> Answer:
-    """Return brackets of delta without the mass at infinity at many ascending eps, by one contour for each row.
-
-    An eps may be several standard deviations of the loss away from `place`, (B,), the eps for which the contour is
-    placed. Far from `place`, aliases leave no useful lower bound. `floor`, `width` (B, K) and `tolerance` are as for
-    `delta_about`.
-
-    both : (B, K), whether the lower bound is wanted. If not, an upper bound near the estimate suffices.
-    along : False for `delta_about`, which also climbs to the split rungs and needs every eps near `place`.
-    """
+    """Return brackets of delta without the mass at infinity at many eps, by one contour a row; [0, 1] if it fails."""
 
     # For `along`, finer rungs are left out: on them, one contour for many eps takes as long as one contour per eps.
     rungs = PLAIN[:5] if along else LADDER

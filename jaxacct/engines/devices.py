@@ -1,8 +1,6 @@
 """Where accounting runs: JAX's default device, or the host's CPU if the default device lacks float64 or complex128.
 
-A TPU has no complex128. It makes a float64 from two float32, with fewer digits and a smaller range. A certificate
-computed there would not hold. So the host computes certificates, and training stays on the device. No setting of JAX
-changes outside the block of `double_precision`.
+A TPU has no complex128, and makes a float64 from two float32. No certificate computed there would hold.
 """
 
 from __future__ import annotations
@@ -20,18 +18,14 @@ from jaxacct.core import progress
 from jaxacct.core.validation import InputError
 
 CLOSE_UNITS = 4.0
-"""Largest relative difference, in units of 2^-52, between a device's result and NumPy's. A device that computes in
-float64 stays within CLOSE_UNITS. A device that computes in pairs of float32 does not."""
+"""Largest relative difference, in units of 2^-52, of float64 results from NumPy's. Pairs of float32 differ by more."""
 WORDS = 120
 """Number of characters that are shown of a device's error message."""
 
 
 @contextlib.contextmanager
 def double_precision() -> Iterator[None]:
-    """Turn on JAX's float64 inside the block, and make the device that `certifying` returns the default device.
-
-    If there is no such device, JAX refuses data from the host: functions of JAX raise, and only NumPy works.
-    """
+    """Turn on float64 in the block, on the device that `certifying` returns. If it is None, functions of JAX raise."""
     device = certifying()
     with contextlib.ExitStack() as settings:
         settings.enter_context(jax.enable_x64())
@@ -89,12 +83,7 @@ def _instead(default: jax.Device) -> jax.Device | None:
 
 @functools.cache
 def fault(device: jax.Device) -> str | None:
-    """Return what a device lacks for certificates, as words that complete "it has ..."; None if it lacks nothing.
-
-    Each device except CPUs is tried once per process. The trial shows whether the device has float64 and complex128 at
-    all; JAX has both types on CPUs. The trial does not test elementary functions, which kernels/README.md assumes to be
-    accurate.
-    """
+    """Return what a device lacks for certificates, to complete "it has ..."; None if it lacks nothing, as CPUs do."""
     if device.platform == "cpu":
         return None
 
@@ -102,7 +91,7 @@ def fault(device: jax.Device) -> str | None:
         with jax.enable_x64(), jax.default_device(device):
             return [np.asarray(one) for one in jax.jit(functools.partial(function, jax.numpy))(*arguments)]
 
-    return lacking(run)
+    return lacking(run)  # tries no elementary functions, which kernels/README.md assumes to be accurate
 
 
 def lacking(run: Callable[..., list[Any]]) -> str | None:

@@ -1,10 +1,8 @@
 """The lattice engine: brackets of epsilon and delta from laws on a lattice, composed by FFT (README.md).
 
-First a plan (`LatticePlan`) is made from an approximation of the laws. Then two compositions are made on a lattice: one
-dominates the true composition, the other is dominated by it. Together they give a bracket. Longer lattices follow until
-the bracket is narrow enough or the memory limit is reached. The brackets of all lattices are intersected. A mechanism
-may be known only to lie between two pairs of distributions, a lower pair and an upper pair. Then the dominating
-composition is made from the upper pair, and the dominated composition from the lower pair.
+Two compositions are made on each lattice: one dominates the true composition, the other is dominated by it. Longer
+lattices follow, and their brackets are intersected. A mechanism may be known only to lie between a lower and an upper
+pair of distributions. Then the dominating composition is made from the upper pair, the dominated one from the lower.
 """
 
 from __future__ import annotations
@@ -26,46 +24,35 @@ LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 QUICK = 2**18
 """Lattices longer than this are made only while the bracket is wider than `Case.enough`."""
 NARROW = 2e-4
-"""A row gets no lattice longer than QUICK if even the longest would leave its bracket wider than both NARROW and
-`Case.enough`."""
+"""A row gets no lattice longer than QUICK if even the longest leaves a bracket wider than NARROW and `Case.enough`."""
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width is useless: its lower bound is far too low, or its upper bound is inf."""
 STALLED = 0.5
-"""Longer lattices are tried only while each narrows the bracket to at most this share of its relative width. Otherwise
-the lattice spacing is not what makes the bracket wide."""
+"""Longer lattices are tried only while each narrows the bracket to at most this share of its relative width."""
 ATTEMPTS = 3
-"""Largest number of plans for one length. A plan is made for an expected answer. If the answer turns out to be far from
-the expected answer, a new plan is made."""
+"""Largest number of plans for one length. A new plan is made if the answer is far from the expected answer."""
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
 """Lengths of lattices for a mechanism that is only known to lie between two pairs of distributions."""
 UNDERFLOW = 1e-300
-"""Upper bound of what the sum for delta loses by underflow. At most 2^22 terms lose at most 2.3e-308 each.
-
-For the upper bound, UNDERFLOW is added to the sum, and the result is multiplied by a factor. A factor above e^700 is
-lowered to e^700. The upper bound of delta is then at least e^700 UNDERFLOW > 1, so it holds.
-"""
+"""Upper bound of what the sum for delta loses by underflow. At most 2^22 terms lose at most 2.3e-308 each. A factor
+multiplies sum + UNDERFLOW. If it is lowered to e^700, the product still bounds delta, since e^700 UNDERFLOW > 1."""
 LARGEST_EXPONENT = 700.0
 """An exponent above this number is lowered to it, because e^710 exceeds float64's range."""
 LOST_MASS = 1e-290
 """Upper bound of the P-mass that underflow removes or moves when the law of one step is put on the lattice."""
 ESTIMATE = 2.0 / 3.0
-"""Place of the estimate in a bracket, from 0 (lower end) to 1 (upper end). For smooth laws the error of the lower end
-is about twice the error of the upper end."""
+"""Place of the estimate in a bracket, from 0 (lower end) to 1. For smooth laws the lower end has twice the error."""
 CROSSING_STEPS = 60
 """Largest number of steps in one search of `crossing`. Wherever they end, `crossing` returns only proved eps."""
 
 
 class LatticeAnswer(NamedTuple):
-    """A bracket, lower <= truth <= upper, with a status.
-
-    The status is "ok", "zero" (epsilon is 0), "width" (wider than asked for), or "contradiction" (the computed lower
-    bound exceeded the computed upper bound). After a contradiction the bracket is (-inf, inf).
-    """
+    """A bracket, lower <= truth <= upper, with a status."""
 
     lower: float
     estimate: float
     upper: float
-    status: str
+    status: str  # "ok", "zero" (epsilon is 0), "width" (too wide) or "contradiction" (ends crossed: (-inf, inf))
 
 
 NOTHING = LatticeAnswer(-np.inf, np.nan, np.inf, "width")
@@ -86,10 +73,7 @@ class Case(NamedTuple):
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """Return the case with its finite laws partly composed, so that they have more atoms and fewer steps.
-
-        A mass of at most e^cut is left out.
-        """
+        """Return the case with finite laws of more atoms and fewer steps. A mass of at most e^cut is left out."""
         most = 2**14 if self.two() else lattice_parts.MOST_PAIRS  # largest number of pairs of atoms in a convolution
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -102,26 +86,18 @@ class Case(NamedTuple):
 def epsilon(
     parts: Components,
     index: int,
-    delta_lower: float,
-    delta_upper: float,
+    delta_lower: float,  # lower bound of d: the target minus the mass at infinity (of the upper pair)
+    delta_upper: float,  # upper bound of d: the target minus the mass at infinity (of the lower pair)
     *,
-    below: Components | None = None,
-    ceiling: float = np.inf,
+    below: Components | None = None,  # the lower pair, if `parts` are those of an upper pair
+    ceiling: float = np.inf,  # if epsilon is shown to be at most this, the answer is [0, ceiling]
     rtol: float = 1e-4,
-    enough: float = 0.0,
+    enough: float = 0.0,  # as in `Case`
     memory_bytes: int = 2**30,
 ) -> LatticeAnswer:
-    """Return the bracket of eps = inf {eps >= 0 : delta_fin(eps) <= d} for configuration `index`.
+    """Return the bracket of inf {eps >= 0 : delta_fin(eps) <= d} of a row, where `deltas` defines delta_fin and d > 0.
 
-    Call it inside `with devices.double_precision():`. `deltas` defines delta_fin.
-
-    delta_lower, delta_upper : a bracket of d > 0, the target delta minus the mass at infinity. The upper bound of
-        epsilon is computed for delta_lower, and the lower bound for delta_upper.
-    below : components of the lower pair, if `parts` are those of an upper pair. Then delta_lower is d minus the upper
-        pair's mass at infinity, and delta_upper is d minus the lower pair's.
-    ceiling : if epsilon is shown to be at most `ceiling`, the answer is [0, ceiling].
-    rtol : the wanted relative width, (upper - lower)/upper.
-    enough : as in `Case`.
+    Call it inside `with devices.double_precision():`.
     """
     laws = laws_of(parts, index)
     others = laws if below is None else laws_of(below, index)
@@ -154,7 +130,7 @@ def epsilon(
             high = crossing(up, delta_lower, low if case.two() else guess, tolerance, high=high)[1]
             middle = high if case.two() else 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
-            # Only if the bracket is not wide, `middle` estimates epsilon. Then a new plan may be made for `middle`.
+            # only if the bracket is not wide does `middle` estimate epsilon
             known = high - low < SAYS_NOTHING * high
             # A `middle` above 1e3 times both the plan's eps and `ceiling` is too far off for a new plan.
             lost = middle > 1e3 * max(plan.centre, ceiling)
@@ -178,10 +154,7 @@ def deltas(
     enough: float = 0.0,
     memory_bytes: int = 2**30,
 ) -> list[LatticeAnswer]:
-    """Return brackets of delta_fin(eps) = E_P[(1 - e^{eps - L})_+ ; L finite] of configuration rows[i] at epsilon[i].
-
-    Rows with equal components are one configuration and share compositions. The function `epsilon` explains the rest.
-    """
+    """Return brackets of delta_fin(eps) = E_P[(1 - e^{eps - L})_+ ; L finite] of row rows[i] at epsilon[i]."""
     answers = [LatticeAnswer(0.0, 0.0, 0.0, "ok") if below is None else NOTHING] * len(rows)
     run = runner()
     for places in _alike(rows, epsilon, parts, *(() if below is None else (below,))):
@@ -206,11 +179,7 @@ def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list
 
 
 def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
-    """Return lower and upper bounds of delta at each of several ascending eps.
-
-    The middle element of the remaining eps gets a composition. This composition also brackets delta at smaller and at
-    larger eps. From the middle outwards, each eps gets such a bracket as long as the brackets stay narrow.
-    """
+    """Return bounds of delta at ascending eps. A composition for one eps serves its neighbours while it is narrow."""
     found = [(0.0, 1.0)] * len(epsilon)
     left = [range(len(epsilon))]
     while left:
@@ -269,14 +238,9 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
 
 
 def _next_length(case: Case, tried: list[tuple[int, float]], needed: int | None = None) -> int:
-    """Return the length of the next lattice; 0 if the lattices so far suffice, or if a longer one would not help.
-
-    tried : the lengths so far, each with the relative width of the bracket.
-    needed : for a mechanism between two pairs, the length that suffices by the latest plan, if there is a plan. Then a
-        longer one is tried only if the bracket has no upper end.
-    """
+    """Return the next lattice's length, 0 if none is to follow. `tried`: (length, relative width) of those so far."""
     known = fitting(case)
-    if case.two():
+    if case.two():  # `needed` suffices by the latest plan; a longer one is tried only if the bracket has no upper end
         last, width = tried[-1] if tried else (0, np.inf)
         least = next((n for n in known if n >= (needed or 0)), known[-1])
         if last < least:
@@ -319,25 +283,20 @@ def fitting(case: Case) -> list[int]:
 def _sufficient(plan: LatticePlan, laws: list[LatticePart], rtol: float) -> int:
     """Return a length of PAIR_LENGTHS that suffices for epsilon of a mechanism between two pairs, or the longest.
 
-    For the upper bound the mass of each loss L is split between the two nearest nodes, which are h apart. The split
-    multiplies E e^{theta L} of one step by 1 + theta (theta + 1) h^2/12 on average, where theta is the plan's tilt. So
-    in n steps the upper bound of epsilon grows by n (theta + 1) h^2/12. The lower bound falls by about twice as much.
+    For the upper bound each loss is split between nodes h apart. The split multiplies E e^{theta L} of one step by
+    1 + theta (theta + 1) h^2/12 on average, where theta is the tilt. So in n steps the upper bound of epsilon grows by
+    n (theta + 1) h^2/12. The lower bound falls by about twice as much.
     """
     steps = sum(law.count for law in laws)
     for length in PAIR_LENGTHS:
         step = (plan.top - plan.bottom) / length
-        # This length is taken if discretisation widens the bracket of epsilon by at most 1e-4 of epsilon, or 0.1 rtol.
         if 0.25 * steps * (plan.theta + 1.0) * step * step <= max(1e-4, 0.1 * rtol) * plan.centre:
             return length
     return PAIR_LENGTHS[-1]
 
 
 def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
-    """Return whether discretisation adds little to the last bracket, for a mechanism between two pairs.
-
-    The last two brackets differ in width only by discretisation. So the difference of the two widths shows how much
-    discretisation still contributes. Widths are compared as log(upper/lower), since relative widths never exceed 1.
-    """
+    """Return whether discretisation, judged by the last two widths, adds little to the last bracket."""
     length, width = tried[-1]
     if width <= rtol:
         return True
@@ -345,9 +304,9 @@ def _resolved(tried: list[tuple[int, float]], rtol: float) -> bool:
         return False
     if width >= 1.0:
         return True  # the lower bound is still 0: a longer lattice would not help
+    # widths as log(upper/lower), since relative widths never exceed 1
     before, now = (-np.log1p(-min(width, 1.0 - 1e-12)) for _, width in tried[-2:])
     fall = (length / tried[-2][0]) ** 2
-    # a longer lattice is made if discretisation causes more than a tenth of the width
     return bool((before - now) / (fall - 1.0) <= max(rtol, 0.1 * now))
 
 
@@ -415,12 +374,10 @@ def share_of(rtol: float) -> float:
 
 
 def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
-    """Return the plan for `eps`; if `eps` is None, for the eps at which delta is e^log_delta.
+    """Return the plan for `eps`; if it is None, for the eps at which delta is e^log_delta (0: delta is unknown).
 
-    The tilt theta is the saddle point of K(theta) - theta eps - log(theta (theta + 1)), where K(theta) is the log of
-    E[e^{theta L}] for the composed loss L. K is computed without rare high losses, since a heavy tail would move the
-    saddle point far out. `share` is the log of the share of delta that the left-out losses may carry. log_delta = 0
-    means that delta is unknown. In this case no loss is left out.
+    The tilt is the saddle point of K(theta) - theta eps - log(theta (theta + 1)), with K(theta) = log E[e^{theta L}] of
+    the composed loss L without rare high losses. A heavy tail would move the saddle point far out.
     """
     untruncated = -1e4 if log_delta == 0.0 else log_delta + share
     sketches = [law.sketch(untruncated) for law in laws]
@@ -431,7 +388,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
         curvature = variance + theta**-2.0 + (1.0 + theta) ** -2.0
         return k, at, k - theta * at - np.log(theta * (theta + 1.0)) - 0.5 * np.log(2 * np.pi * curvature)
 
-    # The wanted tilt is of the order of 1/(standard deviation of the loss). Its search interval begins at 1e-3 of this.
+    # the tilt is of the order of 1/(standard deviation of the loss)
     spread = max(1.0, float(np.sqrt(_cumulants(sketches, 0.0)[2])))
     low, high = np.log(1e-3 / spread), np.log(1e6)
     for _ in range(26):
@@ -444,8 +401,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
     centre = max(at, 0.0) if eps is None else max(eps, 0.0)
     if log_delta == 0.0:
         log_delta = min(k - theta * centre + np.log(peak(theta)), 0.0)
-    # If a record is rarely sampled, the tilted law may have two modes. Then delta is far below e^{K - theta eps}.
-    # So the mass that may be left out is multiplied by delta/e^{K - theta eps}.
+    # where the tilted law has two modes, delta is far below e^{K - theta eps}, and less mass may be left out
     left_out = share - 3.0 + min(log_delta - (k - theta * centre), -3.0)
     grid = np.geomspace(1e-2, 1e3, 41) * max(1.0 / spread, 0.1 * theta)
     up = np.array([(_cumulants(sketches, theta + t)[0] - k - left_out) / t for t in grid])
@@ -464,17 +420,13 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
 
 
 def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
-    """Return whether a lattice of `length` nodes is too coarse.
-
-    A law is narrow if its standard deviation is below 1/30 of the spacing. The lattice is too coarse if rounding the
-    narrow laws up raises the mean of the composed loss by more than max(expected eps, spacing).
-    """
+    """Return whether rounding narrow laws up raises the mean of the composed loss by more than max(eps, spacing)."""
     step = (plan.top - plan.bottom) / length
     moved = 0.0
     for law in laws:
         sketch = law.sketch(plan.cut)
         _, _, variance = _cumulants([sketch._replace(repeats=1.0)], 0.0)
-        if variance < (step / 30.0) ** 2:
+        if variance < (step / 30.0) ** 2:  # the law is narrow
             share = np.exp(sketch.log_mass) @ -np.expm1(sketch.loss.min() - sketch.loss)
             moved += sketch.repeats * step * float(share)
     return moved > max(plan.centre, step)
@@ -533,7 +485,6 @@ def sides_of(case: Case, plan: LatticePlan, length: int) -> tuple[Side, Side]:
 
 
 def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
-    """Return the upper `Side` alone."""
     extents = [law.extent(plan.theta, plan.cut, plan.share) for law in case.above]
     return _side(case.above, extents, plan, length, _steps(case.above, [extents], plan, length)[1], True, case.run)
 
@@ -647,12 +598,8 @@ def crossing(
 ) -> tuple[float, float]:
     """Return (a, b), where the side's bound of delta is above the target at eps = a, and at most the target at eps = b.
 
-    So `a` of a lower side is a lower bound of epsilon, and `b` of an upper side is an upper bound of epsilon.
-    `low` is the `a` of an earlier lower side, or 0. `high` is the `b` of an earlier upper side, or inf. If the search
-    finds no better number, it returns `low` or `high` as given.
-
-    The search follows secants of log delta over eps. Before there is a secant, it takes the slope -theta. Where its
-    moves do not shrink, the search halves the interval between `a` and `b`.
+    So `a` of a lower side is a lower bound of epsilon, and `b` of an upper side is an upper bound of epsilon. `low` and
+    `high` are such numbers from earlier sides. The search, by secants of log delta or bisection, may improve them.
     """
     if side.upper and evaluate(side, 0.0) <= target:
         return 0.0, 0.0

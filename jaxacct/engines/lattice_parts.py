@@ -1,8 +1,8 @@
 """The parts of a composition. The lattice engine makes a sketch of each part, and places the part on a lattice's nodes.
 
-A sketch is an approximate law. It is used only to choose the tilt and the range of the lattice. Gaussian and Laplace
-parts are placed by their ratio coordinate log mix, where mix = 1 - q + q dP/dQ for the sampling rate q and the pair
-(P, Q) without sampling. Finite laws are placed atom by atom (README.md, "The lattice engine").
+A sketch, an approximate law, only serves to choose the tilt and the range of the lattice. Gaussian and Laplace parts
+are placed by their ratio coordinate log mix, where mix = 1 - q + q dP/dQ for the sampling rate q and the pair (P, Q)
+without sampling. Finite laws are placed atom by atom (README.md, "The lattice engine").
 """
 
 from __future__ import annotations
@@ -55,12 +55,10 @@ class Placed(NamedTuple):
 
 
 class LatticePart(ABC):
-    """A part of a composition, which can be sketched to plan a lattice, and placed on the lattice's nodes."""
+    """A part of a composition."""
 
-    count: float
-    """How often the part is composed."""
-    sign: float
-    """+1 for the direction remove, -1 for add."""
+    count: float  # how often the part is composed
+    sign: float  # +1 for the direction remove, -1 for add
 
     @abstractmethod
     def sketch(self, cut: float) -> ApproximateLaw:
@@ -68,10 +66,9 @@ class LatticePart(ABC):
 
     @abstractmethod
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
-        """Return the range of the ratio coordinate (see the module's docstring) that the lattice must hold.
+        """Return the range of log mix that the lattice must hold.
 
-        Over all `count` steps, the losses above this range have a P-mass of at most e^cut. The losses below this range
-        have a mass of at most e^share under the law tilted by theta.
+        In all steps, losses above have a P-mass of at most e^cut, and losses below a tilted mass of at most e^share.
         """
 
     @abstractmethod
@@ -108,18 +105,13 @@ def placed_from(
     infinity: float,
     run: Runner,
 ) -> Placed:
-    """Return a law on nodes of its ratio coordinate log mix, from the masses of cells and from atoms on nodes.
-
-    The masses are computed in ascending order of the loss. For add the loss falls as the coordinate rises, so the
-    cells are reversed first, and the masses are reversed at the end. The true law has mass 1. An upper law puts the
-    mass missing from 1 at infinity. A lower law whose masses add up to more than 1 is no bound, so its deficit is inf.
-    """
+    """Return a law on nodes of its ratio coordinate log mix, from the masses of cells and from atoms on nodes."""
     atoms = np.zeros(cells.low.shape[0])
     for node, atom in pairs:
         atoms[node] += atom * (1.0 + 1e-14 if upper else 1.0 - 1e-14)
     turned = law.sign < 0
     first, end = 0, atoms.shape[0] - 1
-    if turned:
+    if turned:  # for add the loss falls as the coordinate rises; the kernels need ascending losses
         cells, atoms = cells.reversed(), atoms[::-1]
         first, last = end - last, end
     if upper:
@@ -131,7 +123,7 @@ def placed_from(
         lost = 1.0 - total - infinity
         if not lost <= SUM_ROUNDING:
             infinity = infinity + lost * (1.0 + 1e-9) if np.isfinite(lost) else 1.0
-    elif not total <= 1.0 + SUM_ROUNDING:
+    elif not total <= 1.0 + SUM_ROUNDING:  # the true law has mass 1, so this lower law is no bound
         missing = float("inf")
     return Placed(mass[::-1] if turned else mass, origin, law.sign, law.count, shift, infinity, missing)
 
@@ -263,10 +255,9 @@ class SampledGaussian(LatticePart):
         return placed_from(self, cells, pairs, origin, step, last, upper, shift, infinity, run)
 
     def _contracted(self, step: float) -> tuple[float, bool]:
-        """Return log(mix/(1 - q)) at node 0, with mix as in `_rise`, and whether the mass below node 1 is kept.
+        """Merge the outputs below node 1. Return log(mix/(1 - q)) at node 0, and whether the merged output is kept.
 
-        Node 1 lies one step above node 0. All outputs below node 1 are merged into one output. Merging is
-        post-processing, so delta does not rise. Node 0 lies at the merged output's mix, the mean of mix under Q.
+        Merging is post-processing, so delta does not rise. Node 0 lies at the merged output's mix: the Q-mean of mix.
         """
         low, high = -37.0, 38.0 + 1.0 / self.sigma
 
@@ -308,11 +299,9 @@ class Laplace(LatticePart):
         return np.where(v < 1.0, small, np.logaddexp(np.log1p(-self.q), np.log(self.q) + v))
 
     def _log_mean(self, v: float) -> float:
-        """Return log(P-mass/Q-mass) of all outputs whose loss without sampling is at most v.
-
-        The P-mass is e^{(v - 1/b)/2}/2, and the Q-mass is 1 - e^{-(v + 1/b)/2}/2.
-        """
+        """Return log(P-mass/Q-mass) of all outputs whose loss without sampling is at most v."""
         edge = 1.0 / self.scale
+        # P-mass e^{(v - 1/b)/2}/2, Q-mass 1 - e^{-(v + 1/b)/2}/2
         return float(0.5 * (v - edge) - np.log(2.0 - np.exp(-0.5 * (v + edge))))
 
     def sketch(self, cut: float) -> ApproximateLaw:
@@ -356,8 +345,7 @@ class Laplace(LatticePart):
             nothing = kernel.Cells(zero, zero, zero, zero)
             return placed_from(self, nothing, [(0, 1.0)], 0.0, step, 1, upper, 0.0, 0.0, run)
         remove = self.sign > 0
-        # An output's P-mass is e^lift times its mass without the record. Lift is log mix for remove, and 0 for add.
-        # `lift_low` is the lift at the lowest log mix, and `lift_high` the lift at the highest.
+        # an output's P-mass is e^lift times its mass without the record, with lift = log mix for remove, 0 for add
         lift_low, lift_high = (origin, top) if remove else (0.0, 0.0)
         described = self.scale, first, origin, self.q, step, last, remove
         cells = run(kernel.laplace_cells, *described, nodes=nodes)
@@ -384,10 +372,7 @@ class Laplace(LatticePart):
         return cells.with_atom(cell, low, high, 1e-9)
 
     def _contracted(self, step: float) -> tuple[float, float, float, float]:
-        """Merge the outputs below node 1, as `SampledGaussian._contracted` does.
-
-        Return the merged output's log mix (`_ratio`), loss without sampling, mass, and error of its log mix.
-        """
+        """Merge the outputs below node 1 into one. Return its log mix, unsampled loss, mass, and error of log mix."""
         edge = 1.0 / self.scale
 
         def excess(v: float) -> float:
@@ -414,13 +399,9 @@ class Finite(LatticePart):
     mass: np.ndarray
     count: float
     sign: float
-    away: float = 0.0
-    """P-mass of the losses that were left out. An upper law puts this mass at infinity, a lower law drops it."""
-    blur: float = 0.0
-    """Bound of the absolute error of each loss."""
-    wrong: np.ndarray | None = None
-    """Bound of the absolute error of each mass. If it is None, the masses were computed by exp(x), and `inexact` bounds
-    their errors."""
+    away: float = 0.0  # P-mass of left-out losses, which an upper law puts at infinity and a lower law drops
+    blur: float = 0.0  # bound of the absolute error of each loss
+    wrong: np.ndarray | None = None  # bound of each mass's absolute error; None: by `inexact`
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
         """Return the same composition as fewer steps with more atoms each. The mass left out is far below e^cut."""
@@ -460,7 +441,7 @@ class Finite(LatticePart):
         given = np.maximum(self.mass + sign * wrong, 0.0)
         mass = np.zeros(nodes)
         if upper:
-            # An atom inside a cell is split between the cell's two nodes, so that the mean of e^-loss is kept.
+            # each atom is split between two nodes, so that the mean of e^-loss is kept
             right = np.expm1(-inside) / np.expm1(-step)
             left = np.exp(-inside) * np.expm1(inside - step) / np.expm1(-step)
             np.add.at(mass, cell, given * left)
@@ -506,11 +487,7 @@ def _contracted(
 
 
 def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
-    """Return the indices of two atoms that are heavy enough for all atoms between them to be moved onto nodes.
-
-    Moving atoms onto nodes raises the profile E[(e^-loss - alpha)_+] at some alpha. To make up for the rise, a polygon
-    is subtracted from the profile. The polygon's two ends take mass from the two returned atoms (engines/README.md).
-    """
+    """Return the indices of two atoms that are heavy enough for all atoms between them to be moved onto nodes."""
     gap = np.maximum(np.diff(cell), 1) * step
     from_right = step * np.append(mass[1:] / -np.expm1(-gap), 0.0)
     with np.errstate(over="ignore"):
@@ -519,15 +496,16 @@ def _payers(cell: np.ndarray, mass: np.ndarray, step: float) -> tuple[int, int]:
 
 
 def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, step: float) -> np.ndarray:
-    """Return masses at the nodes, such that the atoms' law dominates the law on the nodes.
+    """Return masses at the nodes, such that the atoms' law dominates the law on the nodes (engines/README.md).
 
     `total` holds the nodes' masses after the atoms between the nodes j and j + 1 have given a[j] to node j, and b[j] to
-    node j + 1. From the profile of `total` (see `_payers`) a polygon c is subtracted.
+    node j + 1. This raises the profile E[(e^-loss - alpha)_+] at some alpha. So a polygon c is subtracted from it. The
+    polygon's two ends take mass from the two atoms of `_payers`.
     """
     growth = np.expm1(step)
     # `g` is c/alpha at each node, with alpha = e^-loss. In a cell, the profile of `total` is a chord of the atoms'
-    # profile. `excess` bounds the chord's height above that profile, divided by alpha at the cell's left node. At both
-    # nodes c is at least this bound. At the law's first and last node c is 0, so c is raised at the next node.
+    # profile, at most `excess` alpha above it (alpha at the left node). So c is at least this at both nodes. At the
+    # law's first and last node c is 0, so c is raised at the next node.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))
@@ -544,11 +522,9 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
 
 
 def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the nodes and masses that remain when the nodes of negative mass (a debt) have been taken out.
+    """Return nodes and masses without negative masses (debts), which both neighbours share; None if the first has one.
 
-    The two neighbours of a node share its debt. The last node has only one neighbour, so this neighbour takes the whole
-    debt. Its loss is higher than the last node's, so delta does not rise at any eps. If the first node has a debt, the
-    result is None.
+    The last node's debt goes to its one neighbour. This neighbour has a higher loss, so delta does not rise at any eps.
     """
     nodes: list[int] = []
     masses: list[float] = []

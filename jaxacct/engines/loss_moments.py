@@ -2,12 +2,9 @@
 
 Let (P, Q) be the pair of a step without sampling, q the sampling rate, and mix = 1 - q + q dP/dQ. The sampled step has
 `E[e^{cL}] = E_Q[mix^p]`, where p is c + 1 for remove and -c for add. Sampled Gaussians are integrated by the trapezoid
-rule and sampled Laplace by Gauss-Legendre. The other laws have closed forms. Since E_Q[mix] = 1, `E_Q[mix^p] - 1 =
-E_Q[mix^p - 1 - p (mix - 1)]`. This integrand has one sign, so `E_Q[mix^p] - 1` is accurate even where it is small.
-jaxacct/representations/README.md, "Moments", proves the error bounds. A factor in front of ROUNDOFF is an upper bound
-of a number of roundings.
-
-From these moments Rényi accounting computes upper bounds of epsilon and delta, at each row's best order (README.md).
+rule, sampled Laplace by Gauss-Legendre; other laws have closed forms. Since E_Q[mix] = 1, `E_Q[mix^p] - 1 =
+E_Q[mix^p - 1 - p (mix - 1)]`. This integrand has one sign, so the result is accurate even where it is small.
+jaxacct/representations/README.md, "Moments", proves the error bounds. Factors of ROUNDOFF bound numbers of roundings.
 """
 
 from __future__ import annotations
@@ -33,7 +30,7 @@ LARGEST_ERROR = 0.1
 NODES_AT_ONCE = 2**16
 """Largest number of nodes, of all rows together, that are evaluated at a time. Such arrays fit into a cache."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
-"""Gauss-Legendre rule on [-1, 1]. It serves sampled Laplace noise, on panels between the two atoms of the loss."""
+"""Gauss-Legendre rule on [-1, 1], for sampled Laplace noise between the two atoms of the loss."""
 _LARGEST_EXPONENT = 700.0
 """An exponent above this number is lowered to it, because e^710 exceeds float64's range."""
 
@@ -57,10 +54,7 @@ class _Nodes(NamedTuple):
 
 @np.errstate(over="ignore", invalid="ignore")  # a bound beyond float64's range becomes inf or NaN
 def log_moments(parts: Components, c: np.ndarray) -> Interval:
-    """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]` of the composition, for c > -1 of shape (B,).
-
-    Where a quadrature needs too many nodes, the bracket may be [-inf, inf].
-    """
+    """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]`, c > -1, (B,), or [-inf, inf] for too many nodes."""
     low = high = parts.mu2 * c * (c + 1.0) / 2.0
     slack = 4.0 * ROUNDOFF * np.abs(low)
     low, high = low - slack, high + slack
@@ -101,16 +95,12 @@ def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray)
 
 
 def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarray) -> Interval:
-    """Return the bracket of log sum_atoms mass e^{c loss}, for atoms (B, A).
-
-    A mass may have a relative error of 32 + 8 |log mass| roundoffs. In the rows `leaking` the masses may add up to less
-    than 1. In all other rows, a sum_atoms mass e^{c loss} near 1 is computed more accurately as
-    1 + sum_atoms mass (e^{c loss} - 1).
-    """
+    """Return the bracket of log sum_atoms mass e^{c loss}, atoms (B, A). If `leaking`, masses may add up to below 1."""
     atoms = mass.shape[1] + 8.0
     exponent = c[:, None] * loss
     with np.errstate(divide="ignore"):
         log_mass = np.log(mass)
+    # `inexact`: largest relative error of each mass, in units of ROUNDOFF
     raised, inexact = exponent + log_mass, 32.0 - 8.0 * np.where(mass > 0, log_mass, 0.0)
     top = np.max(raised, axis=1, initial=-745.0)
     weight = np.exp(raised - top[:, None])
@@ -120,7 +110,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
         atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total
     )
     low, high = value - error, value + error
-    # Outside `leaking`, the exact masses add up to 1. So the moment is 1 plus `shift`, and only `shift` is rounded.
+    # outside `leaking` the moment is 1 plus `shift`, and only `shift` is rounded
     with np.errstate(over="ignore", invalid="ignore"):
         added = mass * np.expm1(exponent)
         shift = np.sum(added, axis=1)
@@ -170,10 +160,7 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 
 
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
-    """Bound log E_Q[mix^power] by means of one atom of Q, the one where mix^power is largest.
-
-    The lower bound is this atom's term of the expectation. The upper bound is the largest value of mix^power.
-    """
+    """Bound log E_Q[mix^power] by Q's atom of largest mix^power: from below by its term, from above by mix^power."""
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
     slack = 32.0 * ROUNDOFF * (largest + 1.0 / scale + 1.0)
@@ -206,8 +193,7 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
 def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return a trapezoid rule of error e^-NATS, as (lower end in u, upper end in u, height, growth, step).
 
-    The error is bounded by the integrand on the line Im u = height. On this line the integrand's modulus is at most
-    e^growth times the integrand on the real line.
+    The error is bounded by the integrand on Im u = height, at most e^growth times the integrand on the real line.
     """
     above = np.maximum(p, 1.0)
     excess = above * (above - 1.0) / (2.0 * sigma**2)
@@ -248,10 +234,7 @@ def _trapezoid(
 
 @np.errstate(over="ignore", invalid="ignore")
 def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
-    """Return the bracket of log E_Q[mix^p] by a quadrature rule.
-
-    A moment near 1 is computed as 1 plus E_Q[mix^p - 1 - p (mix - 1)], whose terms have one sign.
-    """
+    """Return the bracket of log E_Q[mix^p] by a quadrature rule. A moment near 1 is computed by `_difference`."""
     exponent = p * nodes.loss
     raised = nodes.log_weight + exponent
     top = np.max(raised, axis=1, keepdims=True)
@@ -291,7 +274,7 @@ def _difference(
     added = rise - p * line
     wrong = (64.0 + nodes.weight_rounding) * np.abs(added) + 8.0 * (np.abs(rise) + np.abs(p * line))
     wrong += 4.0 * np.abs(exponent) * lifted + np.abs(p) * np.abs(lifted - mixed) * nodes.loss_rounding
-    # Where |exponent| >= 1, `raised` and `log_weight` may be large. So their rounding errors are added.
+    # where |exponent| >= 1, `raised` and `log_weight` may be large and have large rounding errors
     steep = np.abs(raised) * lifted + np.abs(nodes.log_weight) * base
     wrong += 8.0 * np.where(gentle, 0.0, steep)
     wrong += 8.0 * np.abs(p) * np.where(np.abs(nodes.loss) < 1.0, 0.0, np.abs(nodes.log_weight + nodes.loss) * mixed)
@@ -299,12 +282,12 @@ def _difference(
     return np.sum(added, axis=1, keepdims=True), spread + nodes.relative * (3.0 + np.abs(p)) * 2.0
 
 
-def least_epsilon(parts: Components, delta: np.ndarray, orders: np.ndarray | None = None) -> np.ndarray:
-    """Return upper bounds of epsilon, (B,). Each row uses the moments of the order that gives the least epsilon.
-
-    delta : (B,) the target delta minus the mass at infinity, above 0.
-    orders : values of alpha - 1 for Rényi orders alpha. None searches for the best order.
-    """
+def least_epsilon(
+    parts: Components,
+    delta: np.ndarray,  # (B,) the target delta minus the mass at infinity, above 0
+    orders: np.ndarray | None = None,
+) -> np.ndarray:
+    """Return upper bounds of epsilon, (B,), by Rényi orders 1 + `orders`, or by a search for each row's best order."""
     log_delta = np.log(delta)
     best, least = _minimise(parts, lambda c, k: _sum_up(k, log_kappa(c), -log_delta) / c, orders)
     variation = np.sqrt(_square_of_variation(least))  # a 0 here is an underflow, so `near` ignores it
@@ -340,8 +323,7 @@ def _minimise(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each row, the smallest objective and the smallest Rényi divergence among the orders that are tried.
 
-    The objective is a valid bound at any c = alpha - 1, where alpha is the order. As a function of c the
-    objective is convex, or a convex function divided by c. So the objective has a single minimum.
+    The objective is a valid bound at any c = order - 1. It is convex in c, or convex divided by c: it has one minimum.
     """
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)
@@ -354,6 +336,5 @@ def _minimise(
         best = np.minimum(best, np.take_along_axis(values, at, 0)[0])
         least = np.minimum(least, np.min(k / c, axis=0))
         left, right = (np.take_along_axis(c, np.clip(at + d, 0, c.shape[0] - 1), 0) for d in (-1, 1))
-        # In the next round, the orders lie between the two neighbours of the best order.
         c = left * (right / left) ** np.linspace(0.0, 1.0, 13)[:, None]
     return best, least

@@ -1,11 +1,9 @@
 """Brackets for compositions of Gaussian mixtures, one direction and one row (configuration) at a time.
 
-The two directions are composed separately. A row for which the contour integral fails gets the bracket
-[-inf, inf]. The caller then bounds the row by finite laws that dominate the mixtures.
-
-The delta of a single step that draws one of several mixtures (its branches) is certified without a contour. The loss of
-every branch is monotone in the output u. So its delta is P(H) - e^eps Q(H) for a half line H of outputs, whose endpoint
-solves loss = eps. If the endpoint is off by d, the computed delta is too low by the order of d^2.
+A row for which the contour integral fails gets [-inf, inf]. The delta of a single step that draws one of several
+mixtures (its branches) needs no contour. The loss of every branch is monotone in the output u. So its delta is
+P(H) - e^eps Q(H) for a half line H of outputs, whose endpoint solves loss = eps. If the endpoint is off by d, the
+computed delta is too low by the order of d^2.
 """
 
 from __future__ import annotations
@@ -42,16 +40,15 @@ Known = dict[float, list[tuple[float, Nodes]]]
 """For each value of `LEFT_OUT`, pairs (eps, contour placed for this eps) of one row in one direction."""
 UNKNOWN: Ends = (-np.inf, np.nan, np.inf)
 LEFT_OUT = (1e-60, 1e-290)
-"""Rare components of a mixture are left out. These numbers limit the chance that a left-out component occurs in any
-step. The second limit is tried if components within the first limit change delta too much. In a search for epsilon both
-limits are multiplied by the given delta."""
+"""Limits on the chance that any step draws a left-out rare component. The second is tried if the first changes delta
+too much. In a search for epsilon both are multiplied by the given delta."""
 PLACEMENTS = 4
 """Largest number of contours that are placed for one epsilon."""
 NARROW = 1e-6
 """A bracket of at most this relative width is narrow enough: no other contour is placed."""
 CONTOURS_READ, CONTOURS_KEPT, ROWS_KEPT = 3, 100, 8
 """CONTOURS_READ: how many kept contours are tried for an eps before a new contour is placed. CONTOURS_KEPT: how many a
-list of `Known` keeps. ROWS_KEPT: for how many rows contours are kept. A curve's later eps lie near earlier ones."""
+list of `Known` keeps. ROWS_KEPT: for how many rows contours are kept."""
 SHARE_LEFT_OUT = 1e-12
 """Largest relative change of delta that the left-out components may cause."""
 
@@ -62,10 +59,7 @@ def attained(mechanism: Mechanism, relation: str) -> bool:
 
 
 def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row | None] | None:
-    """Return one `Row` for each configuration of the flattened batch. A row beyond float64's range is None.
-
-    If a step has no branches under `relation`, the whole result is None.
-    """
+    """Return a `Row` per configuration, None beyond float64's range; None for all if a step has no branches."""
     shape = batch_shape(mechanism)
     size = int(np.prod(shape))
     rows: list[Row] = [[] for _ in range(size)]
@@ -135,10 +129,7 @@ def one_epsilon(row: Row, sign: float, delta: float, rtol: float = 1e-4) -> Ends
 
 @np.errstate(all="ignore")
 def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None) -> Ends:
-    """Return (lower, estimate, upper) of delta at epsilon >= 0, in one direction.
-
-    known : contours of this row and direction. They are tried first. A new contour is added to `known`.
-    """
+    """Return (lower, estimate, upper) of delta at epsilon >= 0, in one direction. New contours are added to `known`."""
     if not row:
         return 0.0, 0.0, 0.0
     if (mu := _gaussian(row)) is not None:
@@ -160,17 +151,13 @@ def one_delta(row: Row, sign: float, epsilon: float, known: Known | None = None)
 
 
 def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> Ends:
-    """Return the bracket of epsilon; its ends may be negative. Contours are placed until the bracket is narrow.
-
-    Where rare large losses give the tilted law a second mode, the first contour is badly placed. So each later contour
-    is placed at the estimate of epsilon from the contours before.
-    """
+    """Return the bracket of epsilon (the ends may be negative). Contours are placed until the bracket is narrow."""
     log_low, log_high = float(np.log(low)), float(np.log(high))
     best = UNKNOWN
     for attempt in range(PLACEMENTS):
         try:
             if attempt:
-                start = max(best[1], 0.0)
+                start = max(best[1], 0.0)  # the first contour is badly placed where the tilted law has two modes
                 nodes = kernel.nodes_for_epsilon(parts, start, log_low)
             else:
                 nodes, start = kernel.nodes_for_delta(parts, log_low)
@@ -202,7 +189,7 @@ def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> En
 
 
 def contours_of(row: Row) -> dict[float, Known]:
-    """Return the contours that earlier calls have placed for this row. Each key is the sign of a direction."""
+    """Return the contours that earlier calls have placed for this row, by the sign of the direction."""
     numbers = [(n, b.share, b.doubt, b.shifts.tobytes(), b.weights.tobytes()) for n, some in row for b in some]
     return _contours_of((tuple(len(some) for _, some in row), *numbers))
 
@@ -213,10 +200,7 @@ def _contours_of(_row: tuple[Any, ...]) -> dict[float, Known]:
 
 
 def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float, Nodes]]) -> Ends:
-    """Return the bracket of delta. Contours placed for other eps are tried first, then at most two new contours.
-
-    The first new contour may be far from the saddle point. Its estimate of delta then serves to place the second.
-    """
+    """Return the bracket of delta. Contours in `known` near eps are tried first, then at most two new contours."""
     for _, nodes in sorted(known, key=lambda one: abs(one[0] - epsilon))[:CONTOURS_READ]:
         low, mid, high = kernel.delta_bracket(nodes, epsilon)
         if low <= mid <= high < np.inf and high - low <= NARROW:
@@ -281,7 +265,7 @@ def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
 
 
 def _moved(lost: float, sign: float, epsilon: float) -> float:
-    """Bound the change of delta by left-out components of probability `lost`: `lost` e^eps for add, else `lost`."""
+    """Bound delta's change by left-out components of total variation `lost`: `lost`, and for add `lost` e^eps."""
     if sign > 0 or lost == 0.0:
         return lost
     return lost * float(np.exp(epsilon)) if epsilon < 700.0 else np.inf
@@ -321,11 +305,7 @@ def _is_one_step(parts: list[Part]) -> bool:
 
 
 def _parts(row: Row, sign: float, left_out: float) -> tuple[list[Part], float]:
-    """Return the row as `Part`s without rare components, and the probability that any step draws a left-out component.
-
-    The laws change by at most this probability in total variation. So delta changes by at most this probability for
-    remove, and by at most e^eps times this probability for add.
-    """
+    """Return the row as `Part`s without rare components, and the chance that any step draws a left-out component."""
     steps = sum(count for count, _ in row)
     parts, lost = [], 0.0
     for count, branches in row:
@@ -385,7 +365,7 @@ def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
             break
         low, high = (middle, high) if at(middle)[1] > low_delta else (low, middle)
     upper, lower = np.inf, 0.0
-    # Move `high` up until delta there is surely <= low_delta, and `low` down until delta there is surely >= high_delta.
+    # move `high` up and `low` down until they are proved bounds
     for move in (1e-15, 1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2, 0.1):
         if upper == np.inf and at(high * (1.0 + move))[2] <= low_delta:
             upper = high * (1.0 + move)
@@ -401,8 +381,8 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
 
     if law.sign < 0.0 and shift[0] == 0.0 and goal <= log_weight[0]:
         return 0.0, 0.0  # the loss never exceeds eps, so delta is 0
-    # u solves log mix(u) = goal, where mix is the mixture's density divided by the density of N(0, 1). log mix is
-    # convex and increasing. Newton's method starts at a u where log mix is at least the goal, and descends from there.
+    # u solves log mix(u) = goal, where mix is the mixture's density divided by that of N(0, 1). log mix is convex and
+    # increasing, so Newton's method descends from a u where log mix is at least the goal
     u = float((goal + 0.5 * shift[-1] ** 2 - log_weight[-1]) / shift[-1])
     # log mix is nearly piecewise linear, so Newton's method needs only few of the 200 steps
     for _ in range(200):
