@@ -1,13 +1,11 @@
 """Answers the public questions about epsilon and delta of a mechanism, by certified brackets.
 
-If an engine answers for the whole mechanism, that engine is asked. Otherwise the mechanism is composed from its parts:
-each direction of the neighbouring relation is composed and answered by itself, and the larger answer is taken.
+If no engine answers for the whole mechanism, each direction of the neighbouring relation is composed from the
+mechanism's parts and answered by itself, and the larger answer is taken.
 
-The privacy profile of some mechanisms is known at some epsilons only. Such a mechanism has two pairs of
-distributions: the upper pair dominates the mechanism, and the mechanism dominates the lower pair. The upper pair gives
-the upper end of the answer, the lower pair the lower end. The lattice engine takes both pairs together; other engines
-answer for one pair at a time. A lattice answer is not used if it contradicts a bound that `engines.quick_bounds` proves
-for one of the pairs, or if its lower end is above its upper end.
+Where a profile is known at some epsilons only, there are two pairs of distributions: the upper pair dominates the
+mechanism, and the mechanism dominates the lower pair. Each pair gives one end of the answer. The lattice engine takes
+both pairs together. Its answer is not used if its ends are in the wrong order, or contradict `engines.quick_bounds`.
 """
 
 from __future__ import annotations
@@ -53,32 +51,28 @@ from jaxacct.mechanisms.base import element, on_batch, require_mechanism, take_r
 from jaxacct.mechanisms.random_allocation import rounds_inside
 
 LARGEST_SLACK = 1e-3
-"""An engine's target is delta minus the mass at infinity. Engines are asked about a row only if the relative rounding
-error of this difference is below LARGEST_SLACK."""
+"""Engines are asked only about rows where delta minus the mass at infinity has a relative rounding error below this."""
 BLOCK = 100_000
 """Largest number of rows answered together. This many rows take about 1 GiB of memory."""
 ROUNDS_TOGETHER = 20
-"""Largest number of rounds of random allocation whose profiles one call computes, in arrays over all these rounds."""
+"""Largest number of rounds of random allocation whose profiles one call computes."""
 ROWS_TOGETHER = 256
-"""Largest number of configurations whose theorems are evaluated together. This limit bounds the memory."""
+"""Largest number of configurations whose theorems are evaluated together, to bound the memory."""
 BETWEEN_PAIRS = 7.0 / 9.0
-"""Position of the estimate in a bracket from two pairs: 0 is the lower pair's answer, and 1 is the upper pair's. Let f
-be a smooth profile that is known at points with the distance h. The upper pair's profile consists of chords, on average
-f'' h^2/12 above f. The lower pair's profile consists of extended chords, on average 7 f'' h^2/24 below f.
-So f lies at (7/24)/(7/24 + 1/12)."""
+"""Position of the estimate in a bracket, from 0 at the lower pair's answer to 1 at the upper pair's. The chords of a
+smooth profile f, known at points h apart, lie on average f'' h^2/12 above f (the upper pair). The extended chords lie
+7 f'' h^2/24 below f (the lower pair). So f lies at (7/24)/(7/24 + 1/12)."""
 OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
-"""Brackets whose ends come from two pairs (top of this file) are rarely narrower than this relative width. So up to
-this width their status is "ok", even if rtol is smaller."""
+"""Brackets from two pairs up to this relative width have the status "ok", even if rtol is smaller."""
 WIDE = 8e-4
-"""If the relative width of a bracket of epsilon exceeds both this and rtol, the profiles of the rounds of random
-allocation are computed at more losses, and then epsilon is computed again."""
+"""Brackets of epsilon with relative widths above both this and rtol are computed again, by profiles of the rounds of
+random allocation at more losses."""
 MOST_BY_LOSSES = 3e-3
-"""Profiles are computed at more losses only if the relative width of the bracket of epsilon is at most this. A wider
-bracket comes from wide brackets of delta at the losses, and more losses do not make brackets of delta narrower."""
+"""Brackets wider than this get no more losses (`WIDE`), since these do not narrow the brackets of delta at fault."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
-"""For each listed relation, the relation with the two data sets exchanged. All other relations are symmetric."""
+"""Each relation that is not symmetric, and the relation with the two data sets exchanged."""
 _KERNEL = "jaxacct.kernels.contour"
-"""The module that an error message proposes to users who call `epsilon` or `delta` inside jit."""
+"""The module that an error message proposes for use inside jit."""
 
 
 @with_hints
@@ -107,22 +101,21 @@ def epsilon(
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
     engine : {"auto", "contour", "lattice"}
     rtol : float in (0, 1)
-        Wanted relative width (upper - lower)/upper. A wider bracket still holds, and its status is "width". Some
-        brackets have the status "ok" up to a fixed width, even if rtol is smaller. For composed rounds of
-        `RandomAllocation`, and for composed samples of several releases, this width is 1e-3 for epsilon and .05 for
-        delta. For selections this width is 2e-4.
+        Wanted relative width (upper - lower)/upper. A wider bracket still holds, and its status is "width". Whatever
+        rtol is, the status is "ok" up to the width 1e-3 for epsilon and .05 for delta of composed rounds of
+        `RandomAllocation` and of composed samples of several releases, and up to 2e-4 for selections.
     memory_bytes : int of 2**24 or more
         Limit on the lattice engine's memory.
     backend : {"auto", "numpy", "xla"}
-        Which backend evaluates the kernels. NumPy compiles nothing. XLA compiles programs and keeps them
-        (`jaxacct.cache_info`). On a CPU "auto" is NumPy for up to 40,000 configurations, or for up to 1,500 where
-        `jaxacct warm` has compiled the programs. For private selections the limit is always 2,400. Both backends are
-        certified; they agree to 1e-9 + rtol/10.
+        What evaluates the kernels: NumPy, or programs that XLA compiles and keeps (`jaxacct.cache_info`). On a CPU
+        "auto" is NumPy for up to 40,000 configurations, or up to 1,500 after `jaxacct warm`, or up to 2,400 private
+        selections. Both backends are certified; they agree to 1e-9 + rtol/10.
 
     Returns
     -------
     Bounds
-        kind "certified": discretisation, truncation, aliasing and rounding are inside the bracket.
+        Discretisation, truncation, aliasing and rounding are inside the bracket. Its kind is "certified", or "bound"
+        where the lower end is not claimed to be near the truth.
 
     Raises
     ------
@@ -176,7 +169,7 @@ def delta(
     Returns
     -------
     Bounds
-        kind "certified". A privacy claim may use `upper`.
+        As for `jaxacct.epsilon`. A privacy claim may use `upper`.
 
     Raises
     ------
@@ -198,10 +191,7 @@ def delta(
 
 
 def profile_at(mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, **keywords: Any) -> Bounds:
-    """Answer as `delta` does, but try attacks on the mechanism only if `attacks` is true.
-
-    For some mechanisms only an attack gives a lower end above 0. Without attacks their lower end is 0.
-    """
+    """Answer as `delta` does. Without `attacks` the lower ends of some mechanisms are 0."""
     given = options(**keywords)
     mechanism = require_mechanism("mechanism", mechanism)
     epsilon = np.asarray(check("epsilon", epsilon, REAL))
@@ -218,19 +208,14 @@ def profile_at(mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, **k
 
 
 def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: float) -> Bounds:
-    """Return delta at real eps from two profiles at |eps| (Zhu 2022, Lemma 45).
-
-    ahead : profile under the relation asked about. It is the answer for eps >= 0.
-    back : profile under the reverse relation. The answer for eps < 0 is computed from it.
-    """
+    """Return delta at real eps from profiles at |eps|, `back` of the reverse relation (Zhu 2022, Lemma 45)."""
     below, scale, gap = np.less(epsilon, 0.0), np.exp(np.minimum(epsilon, 0.0)), -np.expm1(np.minimum(epsilon, 0.0))
     ends = []
     for name, turn in (("lower", -8.0 * ROUNDOFF), ("estimate", 0.0), ("upper", 8.0 * ROUNDOFF)):
         reflected = np.clip((gap + scale * getattr(back, name)) * (1.0 + turn), 0.0, 1.0)
         ends.append(np.where(below, reflected, getattr(ahead, name)))
     low, high = ends[0], ends[2]
-    # For eps < 0 the term 1 - e^eps > 0 was added to both ends. The relative width is therefore smaller than in `back`,
-    # and a bracket that was wide may now be narrow.
+    # for eps < 0 both ends grew by 1 - e^eps, so that a relative width above rtol may now be below it
     narrow = np.isin(back.status, ("ok", "zero")) | (np.equal(back.status, "width") & (high - low <= rtol * high))
     status = np.where(narrow, "ok", back.status)
     choose = lambda one, other: np.where(below, one, other)
@@ -239,16 +224,14 @@ def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: f
 
 
 def effort_of_search(rtol: float) -> Effort:
-    """Return the accuracy setting (`Effort`) for each evaluation of a search that ends within `rtol` of its target."""
+    """Return the `Effort` of each evaluation in a search that ends within `rtol` of its target."""
     return Effort(0.25 * rtol, in_search=True)
 
 
 def answer(question: MechanismQuestion) -> Bounds:
-    """Return the bracket of the first engine that answers for the whole mechanism, or else the bracket from its parts.
-
-    Some engines answer for a step alone, but not for a composition. Therefore a configuration that runs a single step
-    once is answered as that step. If an engine answers for the composition but not for the step, that engine is used.
-    """
+    """Return the bracket of the first engine that answers for the whole mechanism, or else that from its parts."""
+    # Some engines answer for a step, but not for a composition. So a configuration that runs one step once is answered
+    # as that step, unless an engine answers for the composition but not for the step.
     whole = engine_of_mechanism(question)
     step, once = question.mechanism, np.asarray(question.engine == "auto")
     while isinstance(step, Repeated | Composed) and len(step.inside()) == 1:
@@ -261,8 +244,8 @@ def answer(question: MechanismQuestion) -> Bounds:
             return whole.bracket(question)
         if once.all():
             return answer(alone)
-        # The configurations that run the step once are answered apart from the others. If some given delta is 0, the
-        # batch is not split, because the error that `by_parts` may raise marks the refused rows of the whole batch.
+        # Configurations that run the step once are answered apart from the others, unless a given delta is 0: the error
+        # that `by_parts` may raise marks rows of the whole batch.
         if engine_of_mechanism(alone) not in (None, whole) and (question.quantity == "delta" or given.all()):
             once, question = np.broadcast_to(once, shape).reshape(-1), question._replace(given=given)
             found = []
@@ -280,18 +263,14 @@ def flat(question: MechanismQuestion) -> tuple[tuple[int, ...], np.ndarray, np.n
 
 @np.errstate(under="ignore")  # the bounds allow for underflow, so underflow must never raise an error
 def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
-    """Return the larger of the two directions' answers. The lower end is 0 unless the answer's kind is "certified".
-
-    above_only : whether to use only the pairs that dominate the mechanism; the answer's kind is then "bound".
-    """
+    """Return the larger of the two directions' answers; by the dominating pairs only (kind "bound") if `above_only`."""
     quantity, mechanism, relation, effort = question.quantity, question.mechanism, question.relation, question.effort
     shape, rows, target = flat(question)
     question = question._replace(given=target)
     kind = "bound" if above_only else mechanism.kind_of_bracket(relation)
     with job(target.size):
         two = mechanism.has_bracket() and not above_only
-        # False stands for the pairs that dominate the mechanism, True for the pairs that the mechanism dominates. The
-        # pairs for True are needed only if they differ from the pairs for False and can certify a lower end.
+        # False: the pairs that dominate the mechanism. True: those that it dominates, if they can certify a lower end.
         which = (False, True) if kind == "certified" and two else (False,)
         if two:
             _prepare_pairs(mechanism)
@@ -316,7 +295,7 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
         _near_infinity(question, pairs[0], rows, joined)
     wanted = max(effort.rtol, OK_WIDTH[quantity]) if len(pairs) > 1 else effort.rtol
     worst, engines, contradicted = joined
-    del found, joined, pairs, taken  # for a million rows these names hold .3 GiB
+    del found, joined, pairs, taken  # .3 GiB for a million rows
     status = np.where(is_open(worst, wanted), "width", "ok").astype("<U16")
     status[contradicted] = "contradiction"
     status[worst.upper == 0] = "zero"
@@ -331,7 +310,7 @@ def by_parts(question: MechanismQuestion, above_only: bool = False) -> Bounds:
 def _alike(one: Components, other: Components) -> bool:
     """Return whether the losses of two directions have the same law to the last bit. The order of atoms is ignored."""
     if one.gauss_n.size or one.laplace_n.size or one.finite_loss.shape != other.finite_loss.shape:
-        return False  # noise counts as different in the two directions: the law of sampled noise depends on `sign`
+        return False  # the law of sampled noise depends on `sign`
 
     def ordered(parts: Components) -> list[np.ndarray]:
         order = np.lexsort((parts.finite_mass, parts.finite_loss), axis=-1)
@@ -391,16 +370,13 @@ def _below_infinity(question: MechanismQuestion, found: Bounds) -> Bounds:
 
 
 def _larger(question: MechanismQuestion, sides: list[Components], left: list[float] | None = None) -> Side:
-    """Return the larger of the two directions' answers, end by end.
-
-    left : for a single row, the target delta minus the mass at infinity in each direction, computed exactly.
-    """
+    """Return the larger of the directions' answers, end by end. `left` has exact values of delta - mass at infinity."""
     given = question.given
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
     contradicted = np.zeros(given.shape, bool)
-    # delta(0) is the total variation distance, which is the same in both directions. So a row with eps = 0 is answered
-    # in the direction "remove" alone, if it has neither finite parts nor mass at infinity.
+    # delta(0) is the total variation distance, the same in both directions. So rows with eps = 0, without finite parts
+    # and mass at infinity, are answered in the direction "remove" alone.
     same = np.full(given.shape, question.quantity == "delta") & (given == 0.0)
     for parts in sides:
         same &= ~np.any(parts.finite_n > 0, axis=1) & (parts.delta_infinity == 0.0)
@@ -411,7 +387,7 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
             side = _one_epsilon(question, parts, np.maximum(worst.lower, known), None if left is None else left[place])
         else:
             side = _one_delta(question, parts._replace(sign=np.where(same, 1.0, parts.sign)), worst.lower, asked)
-            question = question._replace(hint=None)  # the hint is for the first direction, so the second gets none
+            question = question._replace(hint=None)  # the hint is for the first direction
         engines = np.where(asked & (side.answer.upper > worst.upper), side.engine, engines)
         worst = Answer(*(np.where(asked, np.maximum(a, b), a) for a, b in zip(worst, side.answer, strict=True)))
         contradicted |= side.contradicted
@@ -431,19 +407,17 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
 
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
-    # `edge`: rows in which delta minus the mass at infinity is 0, or has a relative error of LARGEST_SLACK or more. The
-    # engines are not asked about these rows. Their epsilon is bounded by the largest loss.
+    # `edge`: rows about which no engine is asked (LARGEST_SLACK). Their epsilon is bounded by the largest loss.
     edge = ~live & ~at_infinity
     largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
     exactly = (target == 0.0) if left is None else (finite == 0.0)
-    # `rising`: rows whose losses have no upper bound. `unbounded` marks all rows with Gaussians. Among them are sampled
-    # Gaussians in the direction "add", whose losses do have an upper bound.
+    # `rising`: rows whose losses have no upper bound. Those of sampled Gaussians have one in the direction "add".
     rising = (parts.mu > 0) | (np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0))
     of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
     at_largest = np.where(unbounded, of_gaussians, np.fmax(2.0 * largest - above, 0.0))
     low = np.where(edge, np.where(exactly, at_largest, 0.0), low)
-    sure = finite >= wrong  # whether delta is surely at least the mass at infinity; if not, epsilon may be infinite
+    sure = finite >= wrong  # delta is surely at least the mass at infinity
     mid, high = np.where(edge, np.where(unbounded | ~sure, np.inf, [largest, above]), [mid, high])
     known = (np.where(kinds.empty, 0.0, np.where(at_infinity, np.inf, end)) for end in (low, mid, high))
     return Side(Answer(*known), np.where(live, side.engine, "closed_form"), side.contradicted)
@@ -466,40 +440,29 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 
 
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raise UnboundedLossError if the loss is unbounded in one of `rows`, the rows of the flat batch with delta 0.
-
-    The loss of a Gaussian counts as unbounded in both directions. Mass at infinity raises the error only where the
-    upper pair `parts` has more of it than the lower pair `below`. If both have the same mass above 0, epsilon is
-    infinite, and no error is raised.
-    """
+    """Raise UnboundedLossError if the loss is unbounded in one of `rows`, the rows of the flat batch with delta 0."""
+    # Gaussian losses count as unbounded in both directions. Mass at infinity raises the error only where the upper pair
+    # `parts` has more of it than the lower pair `below`: if both have the same mass above 0, epsilon is infinite.
     bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
         raise UnboundedLossError(np.isin(np.arange(int(np.prod(shape))), rows[bad]).reshape(shape))
 
 
-# Mechanisms that have one pair of distributions above them and one below
-
-
 def _prepare_pairs(mechanism: Mechanism) -> None:
-    """Compute the pairs of a mechanism's rounds of random allocation, and keep them, since computing them is slow."""
+    """Compute and keep the pairs of a mechanism's rounds of random allocation."""
     rounds = rounds_inside(mechanism)[: random_allocation.KEPT]
     blocks = [rounds[first : first + ROUNDS_TOGETHER] for first in range(0, len(rounds), ROUNDS_TOGETHER)]
-    # One thread is used. The arrays are so short that two threads would wait for the interpreter and take 1.5 times the
-    # CPU time.
+    # one thread: the arrays are so short that two threads would wait for the interpreter
     for _ in on_cores(random_allocation.prepare, blocks, _bar(len(rounds)), [len(block) for block in blocks], 1):
         pass
 
 
 def _bar(size: int) -> Progress:
-    # A progress bar shows from 16 configurations on.
     return Progress(size, None if size >= 16 else False)
 
 
 def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side) -> None:
-    """Narrow the wide brackets of epsilon in `found`, in place.
-
-    The rows with wide brackets get profiles of random allocation at more losses. Then their epsilon is computed again.
-    """
+    """Narrow the wide brackets of epsilon in `found`, in place, by profiles of random allocation at more losses."""
     worst, _, contradicted = found
     wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
     with np.errstate(invalid="ignore"):
@@ -535,12 +498,7 @@ def _between(quantity: str, low: np.ndarray, high: np.ndarray) -> tuple[Answer, 
 
 
 def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below: list[Components]) -> Side:
-    """Return the larger of the directions' answers, end by end, for a mechanism that has two pairs in each direction.
-
-    In each direction the pair in `above` dominates the mechanism, and the mechanism dominates the pair in `below`. The
-    lattice takes both pairs together. Where the lattice gives no answer, the engines are asked about each pair
-    separately. The upper end then comes from `above` and the lower end from `below`.
-    """
+    """Return the larger of the directions' answers, end by end, for a mechanism between pairs `above` and `below`."""
     given, quantity = question.given, question.quantity
     low, high = np.full(given.shape, np.nan), np.full(given.shape, np.nan)
     engines = np.full(given.shape, "lattice", dtype="<U32")
@@ -558,7 +516,7 @@ def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below
             )
             low[rows], high[rows] = np.maximum(low[rows], ends.lower), np.maximum(high[rows], ends.upper)
     rows = np.flatnonzero(np.isnan(low) | np.isnan(high))
-    if rows.size:
+    if rows.size:  # rows without a lattice's answer: the upper end comes from `above`, the lower end from `below`
         one, other = (_larger(_some(question, rows), [parts.take(rows) for parts in sides]) for sides in (above, below))
         low[rows], high[rows], engines[rows] = np.maximum(other.answer.lower, 0.0), one.answer.upper, one.engine
         contradicted[rows] = one.contradicted | other.contradicted
@@ -567,14 +525,11 @@ def _larger_of_pairs(question: MechanismQuestion, above: list[Components], below
 
 
 def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
-    """Return a mask (B,): the rows where the pairs `above` and `below` differ in finite parts or in mass at infinity.
-
-    The noise of the pairs is not compared, since it differs only by rounding.
-    """
+    """Return whether the pairs differ in finite parts or mass at infinity, (B,). The noise differs by rounding only."""
     found = np.zeros(above[0].sign.size, bool)
     for one, other in zip(above, below, strict=True):
         for a, b in ((one.finite_loss, other.finite_loss), (one.finite_mass, other.finite_mass)):
-            if a.shape != b.shape:  # then every row with finite parts counts as differing
+            if a.shape != b.shape:
                 found |= np.any(one.finite_n > 0, axis=1) | np.any(other.finite_n > 0, axis=1)
             else:
                 found |= np.any(a != b, axis=tuple(range(1, a.ndim)))
@@ -585,10 +540,7 @@ def _differing(above: list[Components], below: list[Components]) -> np.ndarray:
 def _epsilon_of_pairs(
     above: Components, below: Components, target: np.ndarray, ceiling: np.ndarray, effort: Effort
 ) -> Answer:
-    """Return epsilon at each delta for a mechanism between the pairs `above` and `below`; NaN in unanswered rows.
-
-    ceiling : (B,) upper bound of epsilon in the other direction. An epsilon below `ceiling` is not refined.
-    """
+    """Return epsilon of a mechanism between two pairs, NaN if unanswered. An epsilon below `ceiling` is not refined."""
     from jaxacct.engines import lattice
 
     wrong = above.infinity_units * ROUNDOFF * above.delta_infinity
@@ -620,7 +572,7 @@ def _epsilon_of_pairs(
 
 
 def _delta_of_pairs(above: Components, below: Components, eps: np.ndarray, effort: Effort) -> Answer:
-    """Return delta, the mass at infinity included, of a mechanism between two pairs; NaN in rows without an answer."""
+    """Return delta, with the mass at infinity, of a mechanism between two pairs; NaN in rows without an answer."""
     from jaxacct.engines import lattice
 
     ends = np.full((3, eps.size), np.nan)

@@ -1,8 +1,8 @@
-"""Goes through the list of engines, cheap ones first, to answer a question. Holds the engines for compositions.
+"""Asks engines, cheap ones first, until a question is answered. Holds the engines for compositions.
 
 Every bracket is compared with theorems that use no contour and no lattice (`engines.theorems`), and with the brackets
 of other engines. A bracket that contradicts a theorem is not used. Where two engines contradict each other, neither is
-used, and the theorems answer. Theorems also narrow a bracket that is wider than asked for.
+used, and the theorems answer.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from jaxacct.mechanisms import Composed, Mechanism, Repeated
 from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 
 COSTLY = 0.05
-"""An engine that costs more CPU seconds for one configuration than this is asked only after all theorems."""
+"""An engine that takes more CPU seconds for one configuration than this is asked only after all theorems."""
 WIDE = {"epsilon": 0.1, "delta": 0.5}
 """Rényi accounting is tried only for brackets whose relative width exceeds this. It does not improve narrower ones."""
 NARROW_FOR_SEARCH = 5e-4
-"""Relative width from which on a search asks no costly engine for a narrower bracket."""
+"""A search asks no costly engine for a bracket narrower than this relative width: only upper ends decide its result."""
 ATOMS_TOGETHER = 1_000_000
-"""Largest number of atoms (losses with a mass), over all rows, that one call evaluates. This bounds the memory."""
+"""Largest number of atoms (losses with a mass), over all rows, that one call evaluates, to bound the memory."""
 NO_RELATIVE_ACCURACY = 1e-300
 """A bracket with an upper end up to this counts as narrow: in float64 such a small delta has no relative accuracy."""
 
@@ -55,10 +55,7 @@ class Side(NamedTuple):
 
 
 def engine_of_mechanism(question: MechanismQuestion) -> MechanismEngine | None:
-    """Return the first engine that answers for the whole mechanism, or None if the answer comes from its parts.
-
-    Raise InputError where the user named an engine that cannot answer.
-    """
+    """Return the first engine for the whole mechanism, or None; raise InputError if the user's engine cannot answer."""
     steps = [step for step in single_steps(question.mechanism) if not step.ordinary()]
     for known in ENGINES:
         if not isinstance(known, MechanismEngine) or question.relation not in known.relations:
@@ -118,10 +115,9 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     )
     answer, used, contradicted = side
     left = asked & ~question.kinds.beyond_kernels  # rows that engines may still be asked about
-    # `known`: each engine, with the rows that it can answer
     mine = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
     known = [(one, one.supports(question)) for one in mine]
-    # An epsilon that contours leave open is asked for once more as in a search: larger errors are easier to certify.
+    # an epsilon that contours leave open is asked for once more as in a search: larger errors are easier to certify
     in_search = question.effort._replace(in_search=quantity == "epsilon" or question.effort.in_search)
     for effort in dict.fromkeys((question.effort, in_search)):
         for one, can in known:
@@ -134,19 +130,15 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
                 _ask(one, quantity, question._replace(effort=effort), rows, side)
             if one.settles:
                 left &= ~can
-    # `wanting`: rows whose brackets are too wide, or were dropped after a contradiction.
     wanting = is_open(answer, rtol, floor) | contradicted
-    # All theorems check the `doubtful` rows. Rows whose upper end is 0 are among them, because a bracket with the upper
-    # end 0 counts as narrow whatever its lower end is.
+    # Theorems check the `doubtful` rows. Any bracket with the upper end 0 counts as narrow, so it is among them.
     doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | question.kinds.nearly_always_sampled))
     limits = limits_by_theorems(quantity, some_rows(question, doubtful)) if doubtful.size else None
     if limits is not None:
         _narrow_by_theorems(side, doubtful, *limits)
-    # The `wide` rows go to the costly engines. If the user chose an engine, all rows of `left` are `wide`.
-    wide = left & (wanting if engine == "auto" else True)
+    wide = left & (wanting if engine == "auto" else True)  # rows for the costly engines
     if engine == "auto" and wide.any():
-        # A bracket that the theorems make narrower than 0.01 rtol needs no costly engine. A search needs none narrower
-        # than NARROW_FOR_SEARCH, since only upper ends decide what it returns.
+        # a bracket that the theorems made narrower than 0.01 rtol needs no costly engine
         wide &= is_open(answer, max(rtol, NARROW_FOR_SEARCH) if question.effort.in_search else 0.01 * rtol, floor)
     for one, can in known:
         rows = np.flatnonzero(wide & can)
@@ -162,7 +154,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     used[used == ""] = "closed_form"  # no engine was needed for these rows
     low, mid, high = answer
     mid = np.clip(np.where(np.isnan(mid), low, mid), low, high)
-    # A zCDP guarantee has two upper bounds: by its moments, and by its dominating pair. The smaller one is used.
+    # a zCDP guarantee has two upper bounds: by its moments, and by its dominating pair
     rows = np.flatnonzero(asked & guaranteed)
     if rows.size:
         most = upper_by_moments(quantity, some_rows(question, rows))
@@ -173,12 +165,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
 
 
 def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) -> np.ndarray:
-    """Return whether each bracket is still to be narrowed: it is wider than `rtol`, and its upper end is above `floor`.
-
-    A bracket without a finite upper end counts as too wide.
-
-    floor : lower end of the other direction's answer. A bracket below `floor` cannot change the larger answer.
-    """
+    """Return whether a bracket is wider than `rtol`, and above `floor`, the lower end in the other direction."""
     low, _, high = answer
     with np.errstate(invalid="ignore"):
         narrow = np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high)
@@ -218,12 +205,7 @@ def some_rows(question: Question, rows: np.ndarray) -> Question:
 
 
 def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, side: Side) -> None:
-    """Intersect the brackets of some rows with an engine's answer.
-
-    An answer that contradicts the quick theorems is not used. Where two engines contradict each other, neither is used.
-    Where the engine fails on a row, the row keeps its bracket and the other rows are still answered. Ends that are NaN
-    are ignored. A lower end of inf is ignored too, because rows with an infinite answer were settled before.
-    """
+    """Intersect the brackets of rows with an engine's answer. A row on which the engine fails keeps its bracket."""
     some = some_rows(question, rows)
     try:
         with np.errstate(over="ignore", invalid="ignore", divide="ignore", under="ignore"):
@@ -244,6 +226,7 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
     low = np.where(np.isnan(found.lower) | (found.lower == np.inf), -np.inf, found.lower)
     high = np.where(np.isnan(found.upper), np.inf, found.upper)
     least, most = quick_bounds.limits(quantity, some.parts, some.target, some.slack)
+    # an answer that contradicts the quick theorems is not used; if it contradicts the row's bracket, neither is used
     holds = (low <= most) & (high >= least)
     better = holds & (found.upper - found.lower < upper - lower)
     side.engine[rows[better | (side.engine[rows] == "")]] = engine.name
@@ -256,10 +239,7 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
 
 
 def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Intersect the brackets of some rows with the interval [low, high] that theorems prove.
-
-    If a bracket contradicts the interval, the interval replaces the bracket.
-    """
+    """Intersect brackets with the theorems' intervals [low, high], or replace them where they contradict these."""
     lower, estimate, upper = (end[rows] for end in side.answer)
     agree = (lower <= high) & (upper >= low)
     lower, upper = np.where(agree, lower, -np.inf), np.where(agree, upper, np.inf)
@@ -269,8 +249,7 @@ def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.
     side.answer.estimate[rows] = np.where(agree, estimate, np.nan)
 
 
-# The engines for compositions other than `Contour`. Their modules need SciPy, which imports slowly. So each module is
-# imported at its first use.
+# The engines for compositions other than `Contour`. Their modules need SciPy, and are imported at their first use.
 
 
 class ClosedForm(Engine):
@@ -337,7 +316,7 @@ class Lattice(Engine):
 
     @staticmethod
     def _accuracy(effort: Effort) -> dict[str, Any]:
-        """Return the lattice's settings: relative width to aim at, relative width to accept, and memory limit."""
+        """Return the lattice's relative width to aim at, relative width to accept, and memory limit."""
         planned = (0.8 if effort.in_search else 0.1) * effort.rtol
         return {"rtol": planned, "enough": effort.rtol, "memory_bytes": effort.memory_bytes}
 
@@ -349,10 +328,7 @@ def _by_formula(
     of_atoms: Callable[..., Answer],
     *more: np.ndarray,
 ) -> Answer:
-    """Answer by `plain` for composed Gaussians, `one_step` for a sampled Gaussian, `of_atoms` for finitely many losses.
-
-    Each of these three functions takes the parameters of the law, then the target, then the arrays `more`.
-    """
+    """Answer by one of three functions of (parameters of the law, target, *more), which suits the row's kind of law."""
     ends, parts = np.zeros((3, question.target.size)), question.parts
     values = question.target, *more
     finite = np.any(parts.finite_n > 0, axis=1)

@@ -1,8 +1,4 @@
-"""Derivatives of epsilon in every numeric field of a mechanism.
-
-By the implicit function theorem `d eps/d field = (d log delta/d field) / (-d log delta/d eps)`. To get both derivatives
-of log delta, the contour integral for delta is differentiated, with the contour held fixed.
-"""
+"""Derivatives of epsilon in every numeric field of a mechanism, from a differentiated contour integral for delta."""
 
 from __future__ import annotations
 
@@ -32,12 +28,12 @@ from jaxacct.mechanisms.base import holds_vectors, require_mechanism
 from jaxacct.mechanisms.loss_components import add_and_remove
 
 FIELD_STEP = 1e-5
-"""Relative step of a mechanism's numeric field, for the central difference of the loss law. The step is about the cube
-root of the unit roundoff, so that rounding and curvature cause errors of about the same size."""
+"""Relative step of a field for the central difference of the loss law: about the cube root of the unit roundoff, so
+that rounding and curvature cause errors of about the same size."""
 SAME_DELTA = 1e-3
 """A contour's derivatives are used if its delta differs relatively by at most this from the delta that is asked for."""
 MOST_FIELDS = 400
-"""Largest number of fields for which a gradient is computed. The time is proportional to the number of fields."""
+"""Largest number of fields for which a gradient is computed, since the time is proportional to it."""
 
 
 @with_hints
@@ -47,12 +43,11 @@ def epsilon_gradient(
     """Return `d epsilon / d field` for every numeric field, at fixed delta, as a pytree like the mechanism.
 
     By the implicit function theorem the derivative is (d log delta/d field) / (-d log delta/d epsilon), in the larger
-    direction of the neighbouring relation. It is an estimate. Its relative accuracy is about 1e-6 where a contour
-    reproduces delta. Elsewhere it is a difference of estimates of epsilon, accurate to about 1e-3. The derivative is 0
-    where epsilon is 0 or infinite. Counts are differentiated as if they were real; a difference moves a count n by one
-    at least, which is accurate to about 1/(2 n). If a count cannot grow by one, its derivative is NaN in all
-    configurations. An example is the ``group`` of a `RandomAllocation` whose mechanism has finitely many outputs. At an
-    end of its range, a field is differentiated from inside.
+    direction of the neighbouring relation. It is an estimate: accurate to a relative 1e-6 or so where a contour
+    reproduces delta, and elsewhere to about 1e-3, as a difference quotient of epsilon. It is 0 where epsilon is 0 or
+    infinite. Counts are differentiated as if they were real. A difference quotient moves a count n by at least 1, and
+    is accurate to about 1/(2 n). If a count cannot grow by 1, its derivative is NaN in all configurations. At an end of
+    its range, a field is differentiated from inside.
 
     Parameters
     ----------
@@ -77,7 +72,7 @@ def epsilon_gradient(
 
     References
     ----------
-    jaxacct/kernels/README.md, on the contour integral that is differentiated.
+    jaxacct/kernels/README.md.
 
     >>> import jaxacct as ja
     >>> g = ja.epsilon_gradient(ja.dp_sgd(1.0, 0.01, 1000), 1e-5)
@@ -131,7 +126,7 @@ def _one_sided(
 def _differentiate(
     structure: Any, fields: list[np.ndarray], delta: np.ndarray, epsilon: np.ndarray, relation: str, direction: str
 ) -> list[np.ndarray]:
-    """Return one array of derivatives for each field, for a flat batch of configurations in one direction."""
+    """Return an array of derivatives for each field, for a flat batch of configurations in one direction."""
     marked = jax.tree.unflatten(structure, range(structure.num_leaves))
     allowed = [_constraint(marked, path) for path, _ in jax.tree_util.tree_flatten_with_path(marked)[0]]
 
@@ -148,7 +143,7 @@ def _differentiate(
         except InputError:
             if not allowed[index].integral:
                 raise
-            # `above` has the count plus 1. If that is invalid in one configuration, the derivative is NaN in all.
+            # the count plus 1 is invalid in one configuration, so the derivative is NaN in all
             answers.append(np.full(delta.size, np.nan))
             continue
         answer = np.full(delta.size, np.nan)
@@ -161,7 +156,7 @@ def _differentiate(
                 contour.law(above, rows),
                 contour.law(below, rows),
             )
-            # The mass at infinity is a part of delta, so its change counts too.
+            # the mass at infinity is a part of delta, so its change counts too
             finite = (delta - parts.delta_infinity)[rows]
             along, slope = _along(contour.law(parts, rows), tangent, epsilon[rows], finite)
             lost = (above.delta_infinity - below.delta_infinity)[rows] / width
@@ -171,8 +166,7 @@ def _differentiate(
             rough.append((index, left))
         answers.append(answer)
     if rough:
-        # Where the contour has no answer, a difference quotient of epsilon is taken. The lattice's estimates are off by
-        # about 1e-5. A relative step below 1e-3 would magnify these errors too much.
+        # Difference quotients of epsilon. Steps below 1e-3 would magnify the lattice's errors of about 1e-5 too much.
         moved = [((index, rows), _around(allowed[index], fields[index][rows], 1e-3)) for index, rows in rough]
         columns = [
             np.concatenate([np.concatenate(both if i == f else [field[rows]] * 2) for (i, rows), both in moved])
@@ -197,8 +191,7 @@ def _constraint(mechanism: Any, path: tuple[Any, ...]) -> Constraint:
 def _around(allowed: Constraint, values: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and the upper value of a field for a difference quotient, within the field's allowed limits."""
     if allowed.integral:
-        # Counts take whole numbers only, so they change by 1 at least. The components of the loss law are linear in
-        # the field `steps`. Their difference quotient in `steps` is therefore their exact derivative.
+        # A difference of 1 is exact for the field `steps`, in which the components of the loss law are linear.
         width = 1.0 if step == FIELD_STEP else np.maximum(np.round(step * values), 1.0)
         return values, values + width
     width = step * np.where(values == 0.0, 1.0, np.abs(values))
@@ -207,10 +200,7 @@ def _around(allowed: Constraint, values: np.ndarray, step: float) -> tuple[np.nd
 
 
 def _along(law: Any, tangent: Any, epsilon: np.ndarray, delta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (derivative of log delta in a field, -d log delta/d eps). The first is NaN where all contours fail.
-
-    tangent : derivative of `law` in the field.
-    """
+    """Return (derivative of log delta along `tangent`, -d log delta/d eps). The first is NaN if all contours fail."""
     along, slope = np.full(epsilon.size, np.nan), np.ones(epsilon.size)
     log_tol = np.full(epsilon.size, np.log(contour.TOLERANCE))
     due = np.zeros(epsilon.size, int)

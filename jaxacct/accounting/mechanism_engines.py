@@ -1,8 +1,4 @@
-"""Engines that answer for a mechanism as a whole, in the order in which dispatch asks them.
-
-Most of these engines derive their answer from the answers for other mechanisms. The proofs are in
-jaxacct/mechanisms/README.md.
-"""
+"""Engines that answer for a mechanism as a whole, in the order of asking. Proofs: jaxacct/mechanisms/README.md."""
 
 from __future__ import annotations
 
@@ -41,12 +37,11 @@ if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Row
 
 MEMORY_ALONE = 2**27
-"""Limit, in bytes, on the memory of a lattice for the upper pair alone. This lattice gives only an upper end. The limit
-allows 2^18 nodes."""
+"""Memory limit, in bytes, of a lattice for the upper pair alone, which gives only an upper end: 2^18 nodes."""
 
 
 class Attacked(MechanismEngine):
-    """Takes the answer of the other engines, and raises its lower end by the best known attack on the mechanism."""
+    """Raises the lower end of the other engines' answer by the best known attack on the mechanism."""
 
     name, classes, if_engine_is_named = "attacks", (Mechanism,), "answers"
     steps = (ShuffledBatches,)
@@ -61,7 +56,7 @@ class Attacked(MechanismEngine):
         for attacked in attacks_on(question.mechanism, question.relation, found.upper.size):
             seen = answer(question._replace(mechanism=attacked, engine="auto", attacks=False)).lower
             low = np.fmax(found.lower if low is None else low, seen)
-        agree = low <= found.upper  # if not, the attack contradicts the upper end and is not used
+        agree = low <= found.upper
         low = np.where(agree, low, found.lower)
         status = np.where(agree, found.status, "contradiction")
         return Bounds(low, np.clip(found.estimate, low, found.upper), found.upper, found.kind, status, found.engine)
@@ -75,23 +70,18 @@ class Attacked(MechanismEngine):
 #     remove: delta(eps) = q H(1 + (a - 1)/q),        add: delta(eps) = k H(1 + (a - 1)/k) if k > 0, otherwise 0.
 
 UNITS = 32.0
-"""Bound on the relative rounding error of a number that a formula above gives, in units of ROUNDOFF. A formula has up
-to four operations with errors of a few units each."""
+"""Bound on a formula's relative rounding error, in units of ROUNDOFF: up to four operations of a few units each."""
 SECTIONS = 16
 """Number of points inside a bracket of epsilon at which each turn of the search for epsilon evaluates delta."""
 LARGEST_EPSILON = 1e300
 """Largest epsilon at which delta without sampling is evaluated. At a larger epsilon the lower bound of delta is 0."""
 _SIDES = {"remove_one": ("remove",), "replace_one": ("remove",), "add_one": ("add",)}
 """The only direction that is evaluated under each listed relation. Under others both directions are."""
-_Ends = tuple[np.ndarray, np.ndarray]
-"""A pair of arrays: lower ends, and upper ends."""
+_Ends = tuple[np.ndarray, np.ndarray]  # lower ends, upper ends
 
 
 class SampledOnce(MechanismEngine):
-    """Answers exactly for several mechanisms that run on one sample, from the profile of their composition.
-
-    Where samples are repeated or composed, dominating pairs answer instead (jaxacct/mechanisms/sampled_releases.py).
-    """
+    """Answers exactly for several mechanisms that run on one sample once, from the profile of their composition."""
 
     name, if_engine_is_named = "sampled_once", "stands back"
     classes = steps = (PoissonSampled, SampledWithoutReplacement)
@@ -161,10 +151,7 @@ class _Releases:
         return np.where(least > 0.0, low, 0.0), np.where(most > 0.0, most * found.upper[1] * (1.0 + wrong), 0.0)
 
     def epsilon(self, delta: np.ndarray, side: str, known: np.ndarray) -> _Ends:
-        """Return lower and upper bounds of epsilon with the sampling, in one direction.
-
-        An epsilon below `known`, the other direction's upper bound, is not refined.
-        """
+        """Return bounds of epsilon in one direction, not refined below `known`, the other direction's upper bound."""
         wrong, q = UNITS * ROUNDOFF, self.rate
         if side == "add":
             return self._searched(delta, known)
@@ -179,19 +166,18 @@ class _Releases:
         q = self.rate
         with np.errstate(divide="ignore"):
             top = np.where(q < 1.0, -np.log1p(-q) * (1.0 + UNITS * ROUNDOFF), np.inf)
-        # Sampling does not raise epsilon, so epsilon without sampling (`plain`) is an upper bound.
+        # sampling does not raise epsilon, so epsilon without sampling (`plain`) is an upper bound
         plain = self.ask("epsilon", np.where(q > 0.0, delta, 0.5), "add")
         low, high = np.where(q < 1.0, 0.0, plain.lower), np.minimum(plain.upper, top)
         high = np.where(q > 0.0, high, 0.0)
         low = np.where(q > 0.0, low, 0.0)
         ends = self.delta(np.where(np.isfinite(known), known, 0.0), "add")
-        small = (ends[1] <= delta) & np.isfinite(known)  # rows in which epsilon is at most `known`
+        small = (ends[1] <= delta) & np.isfinite(known)  # epsilon is at most `known`
         high = np.where(small, np.minimum(high, known), high)
         share = np.arange(1, SECTIONS + 1).reshape(-1, *(1,) * q.ndim) / (SECTIONS + 1)
         # The search narrows [`floor`, `high`]. If the answers for delta are certified, `floor` equals `low`. Otherwise
         # `low` stays 0, and `floor` is the largest eps found at which the upper bound of delta exceeds the given delta.
         floor = low
-        # Each turn makes the interval narrower by the factor SECTIONS + 1.
         for _ in range(40):
             wide = high * (1.0 - 0.25 * self.question.effort.rtol) > floor
             if not np.any(~small & np.isfinite(high) & wide):  # an infinite upper end is not searched
@@ -212,10 +198,7 @@ class _Releases:
 
 
 def _inner(eps: np.ndarray, risen: np.ndarray, factor: np.ndarray) -> np.ndarray:
-    """Return `log(1 + risen/factor)`, where `risen` is e^eps - 1.
-
-    The delta at `eps` with sampling is computed from the delta without sampling at the returned epsilon.
-    """
+    """Return `log(1 + (e^eps - 1)/factor)`, the epsilon without sampling for `eps` with it. `risen` is e^eps - 1."""
     safe = np.where(factor > 0.0, factor, 1.0)
     ratio = risen / safe
     return np.where(np.isfinite(ratio), np.log1p(ratio), eps - np.log(safe))
@@ -230,24 +213,19 @@ def _after_sampling(eps: np.ndarray, q: np.ndarray) -> np.ndarray:
 # The replacement of a record, bounded as a removal followed by an addition
 
 WALK = 4
-"""The given eps or delta is split between the removal and the addition. The search for the best split begins with two
-equal parts. It changes the removal's part by at most this many equal steps up or down. A step has a fixed size in eps
-if eps is split. If delta is split, a step has a fixed size in the log odds of the removal's share."""
+"""The search for the best split between removal and addition begins with equal parts. It changes the removal's part by
+at most this many steps up or down, of equal size in eps, or in the log odds of the removal's share of delta."""
 LEAST_REACH = 1.0
 """A second search for the removal's part of a small eps reaches this far from eps/2. So one part may be negative."""
 WIDEST_LOG_ODDS = 12.0
-"""Largest log odds of the removal's share of delta. So the share ranges from about e^-12 to about 1 - e^-12."""
+"""Largest log odds of the removal's share of delta."""
 
 
 class RemovedAndAdded(MechanismEngine):
     """Bounds a replacement as a removal and an addition, for mechanisms without a good pair for the replacement.
 
-    To replace a record is to remove the old record and then to add the new one. Therefore
-
-    | delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x) over all real x.
-
-    delta_remove and delta_add are profiles of the whole composition. A mechanism with groups also has a dominating pair
-    for the replacement. The pair gives a second bound, and the smaller bound is used.
+    `delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x)` over all real x, for profiles of the whole
+    composition. A mechanism with groups also has a dominating pair for the replacement; the smaller bound is used.
     """
 
     name, classes, if_engine_is_named = "remove_and_add", (Mechanism,), "answers"
@@ -276,10 +254,7 @@ def _upper_epsilon(question: MechanismQuestion, delta: np.ndarray, relation: str
 
 
 def _upper_delta(question: MechanismQuestion, epsilon: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of delta at real eps. At a negative eps delta follows from the reverse relation.
-
-    Each eps is asked about separately. If several eps shared a question, and so a lattice, the brackets would be wider.
-    """
+    """Return upper bounds of delta at real eps. Each eps is a question by itself, since a shared lattice is coarser."""
 
     def at(eps: np.ndarray, relation: str) -> np.ndarray:
         return np.asarray(answer(question._replace(quantity="delta", relation=relation, hint=None, given=eps)).upper)
@@ -334,14 +309,9 @@ def epsilon_replaced(question: MechanismQuestion) -> Bounds:
 
 
 def _least(values: Callable[[np.ndarray], np.ndarray], middle: np.ndarray, reach: float | np.ndarray) -> np.ndarray:
-    """Return the least value that is found at points up to `reach` from `middle`.
-
-    Three points are tried first. If the values at all three are infinite for some element, all points that a walk can
-    reach are tried instead. Then a walk goes downhill from the point of least value. Finally, two points near the
-    walk's end are tried.
-
-    values : maps points, stacked along a leading axis, to their values.
-    """
+    """Return the least of `values`, a function of stacked points, that a walk finds up to `reach` from `middle`."""
+    # The walk starts at the best of three points, or of all points if all three are infinite for some element. It goes
+    # downhill, and then tries two more points near its end.
     apart, column = reach / WALK, (-1, *(1,) * middle.ndim)
     for steps in (1, WALK):
         points = middle + apart * np.arange(-steps, steps + 1.0).reshape(column)
@@ -367,7 +337,7 @@ def _bound(upper: np.ndarray) -> Bounds:
 
 
 class OneRound(MechanismEngine):
-    """Answers for one round of random allocation of a Gaussian, with one slot for each record."""
+    """Answers for one round of random allocation of a Gaussian, with one slot a record."""
 
     name, classes = "allocation", (RandomAllocation,)
 
@@ -376,7 +346,7 @@ class OneRound(MechanismEngine):
         return (
             type(mechanism.mechanism) is Gaussian
             and bool(np.all(np.equal(mechanism.participations, 1.0) & np.equal(mechanism.group, 1.0)))
-            and not mechanism.symmetric()  # in a symmetric round every record is in every slot, so nothing is drawn
+            and not mechanism.symmetric()  # where every record is in every slot, nothing is drawn
         )
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
@@ -406,12 +376,7 @@ class OneRound(MechanismEngine):
 
 
 class SameBins(MechanismEngine):
-    """Answers for balls in bins that are not composed.
-
-    Balls in bins equal one round of random allocation with less noise, and the answer is the one for that round. The
-    round's noise multiplier is rounded down for the upper end and up for the lower end. Composed balls in bins are
-    represented by two pairs of distributions, one above and one below, like any random allocation.
-    """
+    """Answers for balls in bins that are not composed, which equal one round of random allocation with less noise."""
 
     name, classes = "same_bins", (BallsInBins, MatrixMechanism)
 
@@ -421,6 +386,7 @@ class SameBins(MechanismEngine):
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         mechanism: Any = question.mechanism
+        # the round's noise multiplier is rounded down for the upper end and up for the lower end
         rounds = (question._replace(mechanism=mechanism.equivalent(below)) for below in (False, True))
         above, below = (OneRound().bracket(each) for each in rounds)
         low, high = np.minimum(below.lower, above.upper), above.upper
@@ -469,25 +435,14 @@ def _as_bounds(
     return Bounds(*(column if isinstance(column, str) else column.reshape(shape) for column in columns))
 
 
-# Gaussian mixtures
-
-
 class MixtureContour(MechanismEngine):
-    """Answers for compositions of Gaussian mixtures and Gaussians, by a contour integral.
-
-    The mixtures come from groups of records, and from samples whose size is capped or fixed. Each direction of the
-    relation is composed and answered by itself. The larger answer is taken at the end. Where the contour cannot answer,
-    the answer comes from dominating pairs with finitely many outcomes.
-    """
+    """Answers for compositions of Gaussian mixtures and Gaussians, by contours, or else by finite dominating pairs."""
 
     name, classes, if_engine_is_named = "mixture_contour", (Mechanism,), "stands back"
     steps = (OfGaussianMixtures,)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        """Return whether every step is a Gaussian or a mixture of Gaussians, and at least one is a genuine mixture.
-
-        A mixture that is a plain or a sampled Gaussian is not genuine: other engines answer it.
-        """
+        """Return whether all steps are Gaussians or mixtures, and some mixture is no plain or sampled Gaussian."""
         steps = single_steps(question.mechanism)
         of_mixtures = [step for step in steps if isinstance(step, OfGaussianMixtures)]
         if all(step.ordinary() for step in of_mixtures):
@@ -505,11 +460,10 @@ class MixtureContour(MechanismEngine):
             return by_parts(parts_of)
         shape, places, target = flat(question)
         answers = Answer(*np.full((3, target.size), np.nan))
-        # A progress bar shows for more than 8 configurations.
         bar = Progress(target.size, None if target.size > 8 else False)
         with contextlib.closing(bar):
             place, most = -1, np.inf
-            # The targets of each configuration are taken in rising order, since neighbouring targets share contours.
+            # in rising order, since neighbouring targets share contours, and `most` serves for larger eps
             for done, at in enumerate(np.lexsort((target, places)).tolist()):
                 place, most = int(places[at]), (most if places[at] == place else np.inf)
                 ends, most = _larger(quantity, branches[place], float(target[at]), relation, rtol, most)
@@ -527,7 +481,7 @@ class MixtureContour(MechanismEngine):
             if upper < answers.upper[at] or np.isnan(answers.upper[at]):
                 engine[at] = word
             high = float(np.fmin(answers.upper[at], upper))
-            if not low <= high:  # the contour and the pairs contradict each other: neither is used
+            if not low <= high:  # neither is used
                 low, high, engine[at] = 0.0, (np.inf if quantity == "epsilon" else 1.0), "theorem"
             answers.lower[at], answers.upper[at] = low, high
             answers.estimate[at] = np.clip(np.fmin(answers.estimate[at], high), low, high)
@@ -542,8 +496,8 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
     if not certified:
         return -np.inf, upper, word
     if np.reshape(found.status, -1)[0] == "width":
-        # A lattice for the upper pair alone may lower the upper end. MEMORY_ALONE keeps this lattice short. A longer
-        # lattice takes seconds, and lowers the upper end by less than the bracket's width.
+        # A lattice for the upper pair alone may lower the upper end. A longer lattice than MEMORY_ALONE allows takes
+        # seconds, and lowers the upper end by less than the bracket's width.
         effort = question.effort._replace(memory_bytes=min(question.effort.memory_bytes, MEMORY_ALONE))
         alone = by_parts(question._replace(effort=effort), above_only=True)
         upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))
@@ -553,17 +507,15 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
 def _larger(
     quantity: str, row: Row | None, value: float, relation: str, rtol: float, most: float
 ) -> tuple[Ends, float]:
-    """Return the larger of the directions' brackets, end by end, and an upper bound of the second direction's delta.
+    """Return the larger of the directions' brackets, end by end, and a new `most`. The upper end may be inf.
 
-    The upper end is inf if a direction has no bracket.
-
-    most : an upper bound of the second direction's delta at a smaller eps. Since delta falls with eps, `most` is also a
-        bound at this eps. The second direction is not evaluated if `most` is at most the first direction's lower end.
+    most : an upper bound of the second direction's delta at a smaller eps, and so at this eps, since delta falls with
+        eps. The second direction is not evaluated if `most` is at most the first direction's lower end.
     """
     from jaxacct.engines import mixture
 
     if row is None or (quantity == "epsilon" and value == 0.0):
-        return mixture.UNKNOWN, most  # for delta = 0 `by_parts` raises an error, or answers by the largest loss
+        return mixture.UNKNOWN, most  # then `by_parts` answers, or raises an error
     signs = {"add_one": (-1.0,), "remove_one": (1.0,)}.get(relation, (1.0, -1.0))  # 1 is remove, -1 is add
     known, found = mixture.contours_of(row), list[mixture.Ends]()
     for sign in signs:

@@ -2,7 +2,7 @@
 
 mu-GDP is claimed only where both error rates are at least a given rate, the floor. T(a) is the largest true-positive
 rate of an attack with the false-positive rate a. The best eps for a is the eps at which `delta(eps) + e^eps a` is
-least. jaxacct/representations/README.md has the derivations.
+least. L is the privacy loss of the dominating pair (P, Q). jaxacct/representations/README.md has the derivations.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ from jaxacct.mechanisms.base import take_rows
 
 # The largest true-positive rate at a false-positive rate, `T(a) = min over E of {delta(log E) + E a}`
 #
-# `delta(log E) + E a` is convex in E = e^eps. A secant search estimates the eps at which this sum is least. Three
-# values of delta around the estimate give a bracket of the minimum. A poor estimate of eps only makes the bracket wide.
+# `delta(log E) + E a` is convex in E = e^eps. A secant search estimates the best eps. Three values of delta around the
+# estimate give a bracket of the minimum. A poor estimate only makes the bracket wide.
 
 Deltas = Callable[[np.ndarray, np.ndarray], Bounds]
 """Maps (epsilons of shape (K, n), indices of n rows) to certified deltas of shape (K, n), at any real epsilon."""
 
 NEAR = 2e-4
-"""The secant search ends at an eps if the normal quantile of Q(loss > eps) and the normal quantile of the wanted
-false-positive rate differ by at most this. Q is the second distribution of the dominating pair."""
+"""The secant search ends if the normal quantiles of Q(L > eps) and the false-positive rate differ by at most this."""
 WIDTH = 0.0015
-"""Distance between neighbours of the three epsilons at which `rate_at` evaluates delta, in standard deviations of the
-loss. WIDTH is far larger than the error `NEAR` of the middle epsilon. The larger WIDTH is, the lower is the lower end
-of the true-positive rate: it is too low by about WIDTH^2."""
+"""Distance of the three epsilons of `rate_at`, in standard deviations of the loss: far larger than `NEAR`, and so small
+that the lower end of the true-positive rate is too low by only about WIDTH^2."""
 LONGEST = 2.0
 """Longest step of the secant search, in standard deviations of the loss."""
 LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
@@ -44,19 +42,16 @@ LEAST_DEVIATION, LARGEST_DEVIATION = 1e-9, 50.0
 
 
 class Place(NamedTuple):
-    """Estimates, row by row: the eps at which `delta + e^eps fpr` is least, and the standard deviation of the loss."""
+    """Estimates, row by row: the best eps for a false-positive rate, and the standard deviation of the loss."""
 
     epsilon: np.ndarray
     deviation: np.ndarray
 
 
 def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) -> Place:
-    """Estimate the eps with `Q(L > eps) = fpr`, at which `delta + e^eps fpr` is least.
-
-    L is the privacy loss, and Q is the second distribution of the dominating pair (P, Q). The normal quantile of
-    `Q(L > eps)` is linear in eps for Gaussians, and nearly linear for compositions, so a secant search needs few steps.
-    Without `start` the search begins at the `Place` of the Gaussian mechanism that has the same delta(0).
-    """
+    """Estimate the best eps for `fpr`: the one with `Q(L > eps) = fpr`."""
+    # The normal quantile of Q(L > eps) is linear in eps for Gaussians, and nearly so for compositions. So a secant
+    # search needs few steps.
     everywhere, wanted = np.arange(fpr.size), -ndtri(fpr)
     if start is None:
         start = start_at(np.asarray(deltas(np.zeros((1, fpr.size)), everywhere).estimate)[0], fpr)
@@ -64,7 +59,6 @@ def best_epsilon(deltas: Deltas, fpr: np.ndarray, start: Place | None = None) ->
     low, high = np.full(fpr.size, -np.inf), np.full(fpr.size, np.inf)
     last, last_gap = np.full(fpr.size, np.nan), np.full(fpr.size, np.nan)
     rows = everywhere
-    # Each row leaves the secant search when its eps is near enough to the best one.
     for _ in range(8):
         at, spread = epsilon[rows], deviation[rows]
         gap = _quantile(deltas, at, spread, rows) - wanted[rows]
@@ -92,7 +86,6 @@ def start_at(advantage: np.ndarray, fpr: np.ndarray) -> Place:
 
 def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Estimate -Phi^-1(Q(L > eps)). A difference quotient of delta gives `Q(L > eps) = -d delta/d(e^eps)`."""
-    # `half` is half the distance between the two epsilons of the difference quotient.
     half = 0.005 * deviation
     values = np.asarray(deltas(np.stack([epsilon - half, epsilon + half]), rows).estimate)
     with np.errstate(all="ignore"):
@@ -101,11 +94,7 @@ def _quantile(deltas: Deltas, epsilon: np.ndarray, deviation: np.ndarray, rows: 
 
 
 def rate_at(deltas: Deltas, place: Place, fpr: np.ndarray, width: float | np.ndarray = WIDTH) -> Answer:
-    """Return a certified bracket of the largest true-positive rate `T(fpr)` from three values of delta around any eps.
-
-    width : distance between the three epsilons, in standard deviations of the loss. The lower end is useful if `place`
-        is within this distance of the eps at which `delta + e^eps fpr` is least.
-    """
+    """Return a certified bracket of `T(fpr)`, with a useful lower end if `place` is within `width` of the best eps."""
     at = three_places(place, width)
     found = deltas(at, np.arange(fpr.size))
     ends = (np.asarray(end) for end in (found.lower, found.estimate, found.upper))
@@ -118,14 +107,14 @@ def three_places(place: Place, width: float | np.ndarray) -> np.ndarray:
 
 
 def rate_from_three(at: np.ndarray, found: Answer, place: Place, fpr: np.ndarray, width: float | np.ndarray) -> Answer:
-    """Return the bracket of the largest true-positive rate `T(fpr)` from brackets of delta at `three_places`."""
+    """Return the bracket of `T(fpr)` from brackets of delta at `three_places`."""
     distance = width * place.deviation
     with np.errstate(over="ignore", invalid="ignore"):
         line = np.exp(at) * fpr
         lower, middle = (found.lower + line) * (1.0 - 16.0 * ROUNDOFF), found.estimate[1] + line[1]
         upper = (found.upper + line) * (1.0 + 16.0 * ROUNDOFF)
-        # Let E_0, E_1 and E_2 be e^eps at the three epsilons. (E_1 - E_0)/(E_2 - E_1) equals e^-distance. `ratio` is
-        # this quotient, and `rough` is its inverse. Rounding both up makes the lower bounds `left` and `right` smaller.
+        # For E = e^eps at the three epsilons, (E_1 - E_0)/(E_2 - E_1) = e^-distance. `ratio` is this quotient, `rough`
+        # its inverse. Rounding both up makes the lower bounds `left` and `right` smaller.
         ratio, rough = np.exp(-distance) * (1.0 + 1e-4), np.exp(distance) * (1.0 + 1e-4)
         left = lower[1] - ratio * np.maximum(upper[2] - lower[1], 0.0)
         right = lower[1] - rough * np.maximum(upper[0] - lower[1], 0.0)
@@ -141,7 +130,7 @@ def rate_from_three(at: np.ndarray, found: Answer, place: Place, fpr: np.ndarray
 def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
     """Return the posterior `prior rate/(prior rate + (1 - prior) fpr)`, rounded down (turn -1) or up (turn 1)."""
     with np.errstate(all="ignore"):
-        # fpr/rate is computed first, since prior * rate and (1 - prior)/prior may be beyond the range of float64.
+        # fpr/rate comes first, since prior * rate and (1 - prior)/prior may be beyond the range of float64
         odds = (1.0 - prior) * (fpr / rate / prior)
         found = 1.0 / (1.0 + odds) * (1.0 + turn * 16.0 * ROUNDOFF)
     tiny = (fpr < 1e-290 * rate) & (fpr > 0.0)  # here fpr/rate may be subnormal, and so inaccurate
@@ -155,37 +144,32 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 # The mu of Gaussian differential privacy that holds above a floor of the error rates
 #
 # The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, where f is the trade-off function that holds in
-# both directions. Every eps gives a tangent that bounds f from below: `f(a) >= 1 - delta(eps) - e^eps a`. The tangents
-# prove the claim. Each tangent is used on one interval of a, its cell. Because f_mu is convex, it is enough to compare
-# the tangent with f_mu at the two ends of the cell.
+# both directions. It is proved by tangents that bound f from below, `f(a) >= 1 - delta(eps) - e^eps a`. Each is used on
+# one interval of a, its cell. Because f_mu is convex, it need be compared with the tangent at the cell's ends only.
 
 ROUNDS = 14
 """Largest number of rounds that add tangents where the upper bound of mu is largest."""
 DOUBLINGS = 3
-"""Largest number of rounds after the first ROUNDS, for brackets that are not "ok" by then. Such a round adds a tangent
-between every two neighbouring tangents."""
+"""Largest number of further rounds, which add a tangent between every two neighbours, for brackets not yet "ok"."""
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
-"""Like `WIDTH`, but for `calibration.risks.by_tangents`. There the middle epsilon estimates the best eps (top of this
-file) with an error of half this distance, so the distance is larger than `WIDTH`."""
+"""`WIDTH` for `calibration.risks.by_tangents`, where the middle epsilon is off by half this distance."""
 NARROW = 2e-6
-"""A row is finished when the relative width of its bracket of mu is at most this. Hardly any bracket gets narrower,
-because the distance `WIDTH` between epsilons makes the lower end of mu some 1.5e-6 too low."""
+"""A row is finished when the relative width of its bracket of mu is at most this. `WIDTH` alone lowers the lower end by
+some 1.5e-6."""
 ROUNDING = 1e-13
 """Largest relative error that a computed normal quantile is assumed to have."""
 
 
 class GaussianFit(NamedTuple):
-    """Brackets of mu row by row, and the tangents of the first round."""
+    """Brackets of mu, row by row, and what `gaussian_fit` computed first."""
 
     mu: Bounds
-    lines: np.ndarray
-    """(3, K, n): eps, lower delta and upper delta of the tangents of the first round."""
-    epsilon: np.ndarray
-    """(n,), an estimate of the best eps for the false-positive rate `floor` (top of this file)."""
+    lines: np.ndarray  # (3, K, n): eps, lower delta and upper delta of the tangents of the first round
+    epsilon: np.ndarray  # (n,), an estimate of the best eps for the false-positive rate `floor`
 
 
 def gaussian_fit(
@@ -193,8 +177,7 @@ def gaussian_fit(
 ) -> GaussianFit:
     """Return brackets of mu, row by row.
 
-    deltas : gives brackets of delta under a symmetric relation. Unless the kind is "certified", the lower end of such a
-        bracket may be too large.
+    deltas : for a symmetric relation. Unless the kind is "certified", lower ends of delta may be too large.
     floor : (n,), least false-positive and false-negative rate, in (0, 1/2).
     narrow : relative width at which a row is finished.
     """
@@ -202,10 +185,9 @@ def gaussian_fit(
     rows = np.arange(size)
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
-    # The tangents of the first round are evenly spread in eps, from 0 to the estimate of the best eps. If the lower end
-    # of `rate` is useless, as for some losses with atoms, the estimate may be too small. Then the tangents are spread
-    # to four times the estimate, and the last tangent is moved to eps = -log(floor) if that is larger. Tangents at
-    # still larger eps are useless: the true-positive rate that they allow is at least 1.
+    # The first tangents are evenly spread in eps, from 0 to the estimate of the best eps. If the lower end of `rate` is
+    # useless, the estimate may be too small. Then the tangents reach four times as far, and the last one at least to
+    # eps = -log(floor). Tangents at larger eps are useless: the true-positive rate that they allow is at least 1.
     known = rate.lower > floor
     last = np.maximum(place.epsilon, 1e-9) * np.where(known, 1.0, 4.0)
     at = last * np.linspace(0.0, 1.0, 13)[:, None]
@@ -217,8 +199,7 @@ def gaussian_fit(
         most, ends, edges = largest_mu(lines, floor[rows])
         high[rows] = np.minimum(high[rows], most)
         if turn >= ROUNDS:
-            # For a loss with atoms, mu is attained at the floor or at a corner of T, near an edge of a cell. So mu is
-            # bounded from below at the floor and at the edges with the largest mu.
+            # For a loss with atoms, mu is attained at the floor or at a corner of T, near an edge of a cell.
             corners = np.take_along_axis(edges, np.argpartition(-ends, ADDED, axis=0)[:ADDED], axis=0)
             low[rows] = np.fmax(low[rows], _mu_at(lines, np.vstack([corners, floor[rows]]), floor[rows]))
         enough = narrow if turn < ROUNDS else max(narrow, OK_WIDTH)
@@ -227,11 +208,11 @@ def gaussian_fit(
             break
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
         worst = np.argpartition(-ends, ADDED, axis=0)[:ADDED]
-        if turn >= ROUNDS:  # many cells now have nearly the largest bound of mu, so every cell gets a tangent
+        if turn >= ROUNDS:  # every cell gets a tangent
             worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
         lines = with_more(deltas, lines, worst, rows)
     low = np.nan_to_num(low)
-    # Certified ends that contradict each other are not used. For other kinds only `high` is a bound, and it is kept.
+    # for kinds that are not certified only `high` is a bound, and it is kept
     agree = (low <= high) | (kind != "certified")
     low, high = np.where(agree, low, 0.0), np.where(agree, high, np.inf)
     ok = np.isfinite(high) & (high - low <= OK_WIDTH * high)
@@ -241,45 +222,31 @@ def gaussian_fit(
 
 
 def least_mu(rate: Answer, least_advantage: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return a lower bound of mu, from the true-positive rate at the false-positive rate `floor`, and from delta(0).
-
-    `least_advantage` is a lower bound of delta(0). The result may be NaN where an argument is NaN.
-    """
+    """Return a lower bound of mu, or NaN, from the true-positive rate at `floor` and a lower bound of delta(0)."""
     low = np.maximum(_distance(rate.lower, floor, -1.0), _on_diagonal(0.5 * (1.0 - least_advantage), -1.0))
-    # mu-GDP is claimed only where both error rates are at least `floor`. At the false-positive rate `floor` the
-    # false-negative rate is 1 - rate. If 1 - rate may be below `floor`, mu-GDP is not claimed there. Then the rate
-    # refutes no mu, and the lower bound is 0.
+    # If the false-negative rate, 1 - rate, may be below `floor`, mu-GDP is not claimed there, and no mu is refuted.
     return np.where(1.0 - rate.upper >= floor * (1.0 + 4.0 * ROUNDOFF), low, 0.0)
 
 
 def _distance(rate: np.ndarray, fpr: np.ndarray, turn: float) -> np.ndarray:
-    """Return `Phi^-1(rate) - Phi^-1(fpr)`, the mu whose curve passes through (fpr, rate).
-
-    The result is rounded up if `turn` is 1, and down if `turn` is -1.
-    """
+    """Return the mu whose curve passes through (fpr, rate), rounded up (turn 1) or down (turn -1)."""
     with np.errstate(invalid="ignore"):
         first, second = ndtri(np.clip(rate * (1.0 + turn * 8.0 * ROUNDOFF), 0.0, 1.0)), ndtri(fpr)
         return first - second + turn * ROUNDING * (np.abs(second) + np.where(np.isfinite(first), np.abs(first), 0.0))
 
 
 def _on_diagonal(rate: np.ndarray, turn: float) -> np.ndarray:
-    """Return `-2 Phi^-1(rate)`, the mu of the f_mu for which both error rates can equal `rate` <= 1/2.
-
-    The result is rounded up if `turn` is 1, and down if `turn` is -1.
-    """
+    """Return the mu for which both error rates can equal `rate` <= 1/2, rounded up (turn 1) or down (turn -1)."""
     with np.errstate(invalid="ignore"):
         found = -2.0 * ndtri(np.clip(rate * (1.0 - turn * 8.0 * ROUNDOFF), 0.0, 0.5)) * (1.0 + turn * ROUNDING)
         return np.maximum(found, 0.0)
 
 
 def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
-    """Return a lower bound of mu from lower bounds of T at the false-positive rates `fpr` (C, n).
-
-    T(a) is the least `delta + E a` over E = e^eps. `lines` has brackets of delta at K values of E. A cell is the
-    interval between two neighbouring E. Since delta is convex in E, delta on a cell lies above two lines, the extended
-    chords of the cells before and after, and above every weighted mean of them. The mean whose slope is nearest to -a
-    is used.
-    """
+    """Return a lower bound of mu from lower bounds of T at the false-positive rates `fpr` (C, n)."""
+    # T(a) is the least `delta + E a` over E = e^eps. Since delta is convex in E, delta between two neighbouring E of
+    # `lines` lies above the extended chords of the cells before and after, and above every weighted mean of the two.
+    # The mean whose slope is nearest to -a is used.
     epsilon, low, high = lines
     a, ratio = fpr[:, None], np.exp(epsilon)
     width = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0))
@@ -293,13 +260,13 @@ def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
         at_right = share * (low[:-1] + before * width) + (1.0 - share) * low[1:] + a * ratio[1:]
         wrong = 4.0 + a * ratio[1:] + (np.abs(before) + np.abs(after)) * width
         cells = np.minimum(at_left, at_right) - 32.0 * ROUNDOFF * wrong
-        # `beyond` bounds `delta + E a` from below for all E > ratio[-1]. For these E delta lies above 0, and above the
-        # line through the last point with the slope `last`.
+        # `beyond` bounds `delta + E a` from below for E > ratio[-1], where delta is above 0, and above the line through
+        # the last point with the slope `last`.
         beyond = a[:, 0] * ratio[-1] + np.minimum(low[-1], a[:, 0] * low[-1] / np.maximum(-last, 1e-300))
         rate = np.minimum(np.min(cells, axis=1), beyond * (1.0 - 32.0 * ROUNDOFF))
     found = _distance(np.minimum(rate, 1.0), fpr, -1.0)
-    # A false-positive rate counts only if it is from `floor` to c (see `largest_mu`), and its false-negative rate is at
-    # least `floor`. For rates up to c the best E is at least 1, so no cells with E < 1 (eps < 0) are needed.
+    # A false-positive rate counts only from `floor` to c (see `largest_mu`), and if its false-negative rate is at least
+    # `floor`. Up to c the best E is at least 1, so no cells with eps < 0 are needed.
     held = np.min(high + a * ratio, axis=1) * (1.0 + 16.0 * ROUNDOFF) <= 1.0 - floor * (1.0 + 4.0 * ROUNDOFF)
     held &= (fpr >= floor) & (fpr <= 0.5 * (1.0 - high[0]))
     return np.max(np.where(held & ~np.isnan(found), found, 0.0), axis=0)
@@ -308,12 +275,11 @@ def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
 def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (an upper bound of mu from all cells, the largest mu at each edge between two cells, these edges).
 
-    On the diagonal both error rates are equal. The first tangent (eps = 0) meets the diagonal at the rate c. The cells
-    divide the false-positive rates from `floor` to c. In cell k tangent k bounds the true-positive rate. Every division
-    into cells gives a valid upper bound of mu. The upper bound is at least the mu whose curve meets the diagonal at c.
+    The first tangent (eps = 0) meets the diagonal, where both error rates are equal, at the rate c. The cells divide
+    the rates from `floor` to c. In cell k tangent k bounds the true-positive rate. Any division gives a valid bound.
     """
     epsilon, _, delta = lines
-    with np.errstate(over="ignore"):  # a slope may overflow to inf, which is harmless: its tangent bounds no rate
+    with np.errstate(over="ignore"):  # a tangent whose slope overflows to inf bounds no rate
         ratio = np.exp(epsilon) * (1.0 + 4.0 * ROUNDOFF)
     # `fixed` is c. The cells end at c, since the trade-off function beyond c mirrors the trade-off function before c.
     fixed = 0.5 * (1.0 - delta[0])
@@ -330,17 +296,14 @@ def largest_mu(lines: np.ndarray, floor: np.ndarray) -> tuple[np.ndarray, np.nda
     # Another tangent may meet the diagonal at a rate p > `fixed`. No cell covers the rates from `fixed` to p, but there
     # f >= f_mu too: this tangent proves f >= `fixed`, and `largest` >= `_on_diagonal(fixed)` gives f_mu <= `fixed`.
     largest = np.maximum(np.where(nowhere, alone, np.max(shown, axis=0)), _on_diagonal(fixed, 1.0))
-    # No finite mu is proved if `fixed` is not positive (delta(0) may be 1), or if a normal quantile is NaN.
+    # no finite mu is proved if `fixed` is not positive (delta(0) may be 1), or if a normal quantile is NaN
     largest = np.where((fixed > 0.0) & ~np.isnan(largest), largest, np.inf)
     between = np.maximum(np.where(used[:-1], at_left[:-1], -np.inf), np.where(used[1:], at_right[1:], -np.inf))
     return largest, np.nan_to_num(between, nan=np.inf), edges[1:-1]
 
 
 def with_more(deltas: Deltas, lines: np.ndarray, cells: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Add R tangents to each of n rows.
-
-    cells : (R, n), indices c. For each c a tangent is added midway in eps between the tangents c and c + 1.
-    """
+    """Add R tangents to each row, midway in eps between the tangents c and c + 1, for each c of `cells` (R, n)."""
     left, right = (np.take_along_axis(lines[0], cells + more, axis=0) for more in (0, 1))
     together = np.concatenate([lines, _lines(deltas, 0.5 * (left + right), rows)], axis=1)
     order = np.argsort(together[0], axis=0, kind="stable")
@@ -360,7 +323,7 @@ def _lines(deltas: Deltas, epsilon: np.ndarray, rows: np.ndarray) -> np.ndarray:
 # eps = 0 is a lower bound of the regret.
 
 REGRET_ROUNDS = 8
-"""Largest number of rounds. Each evaluates delta at more eps, where the upper bound of the regret is largest."""
+"""Largest number of rounds, which evaluate delta at more eps, where the upper bound of the regret is largest."""
 VALUES_ADDED = 4
 """Number of values of delta that a round adds to a row."""
 REGRET_WIDTH = 1e-3
@@ -369,13 +332,7 @@ NARROW_ABSOLUTE = 1e-7
 
 
 def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str) -> Bounds:
-    """Return brackets of the regret of f_mu (defined above), row by row.
-
-    deltas : function for delta under a symmetric relation.
-    lines : (3, K, n), as `GaussianFit.lines`: ascending eps from 0, and lower and upper delta there. The bracket starts
-        from these values. `deltas` computes more of them where the upper bound of the regret is largest.
-    kind : kind of the values of delta. Unless it is "certified", only delta >= 0 is used, and the lower ends are 0.
-    """
+    """Return each row's bracket of the regret of f_mu. `deltas` and the first `lines` are for a symmetric relation."""
     from jaxacct.engines import closed_form
 
     low, high = np.zeros(mu.size), np.full(mu.size, 0.5)  # a regret is at most 1/2, since f(a + 1/2) - 1/2 <= 0
@@ -383,7 +340,7 @@ def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str
     high[mu == 0.0] = 0.0
     lines = lines[:, :, rows]
     if kind != "certified":
-        lines[1:] = 0.0
+        lines[1:] = 0.0  # only delta >= 0 is used
     for turn in range(REGRET_ROUNDS + 1):
         if not rows.size:
             break
@@ -410,18 +367,16 @@ def gaussian_regret(deltas: Deltas, lines: np.ndarray, mu: np.ndarray, kind: str
 def _cells(
     epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, gaussian: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return upper bounds of `(delta_mu - delta)/(1 + e^eps)`: on each cell between two eps, and beyond the last eps.
-
-    delta_mu and delta are convex and decreasing in e^eps. So on a cell delta_mu is below its chord. delta is above the
-    extended chords of the cells before and after, and above its value at the cell's right end. A line divided by
-    `1 + e^eps` is monotone, so the larger of its values at the two ends of the cell is an upper bound.
-    """
+    """Return upper bounds of `(delta_mu - delta)/(1 + e^eps)` on each cell between two eps, and beyond the last eps."""
+    # delta_mu and delta are convex and decreasing in e^eps. So on a cell delta_mu is below its chord, and delta is
+    # above the extended chords of the cells before and after, and above its value at the cell's right end. A line
+    # divided by 1 + e^eps is monotone, so the larger of its values at the two ends of the cell is an upper bound.
     with np.errstate(all="ignore"):
         ratio = np.exp(epsilon)
         # expm1 avoids the difference of two neighbouring e^eps, which would cancel.
         width, share = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0)), 1.0 / (1.0 + ratio)
-        # `before` is at most the slope of delta, in e^eps, on the cell before. For the first cell `before` is
-        # -(1 - delta(0))/2. By the symmetry of the relation this number is a subgradient of delta at eps = 0.
+        # `before` is at most the slope of delta, in e^eps, on the cell before. For the first cell it is
+        # -(1 - delta(0))/2, by the symmetry of the relation a subgradient of delta at eps = 0.
         before = np.concatenate([-0.5 * (1.0 - low[:1]), (low[1:-1] - high[:-2]) / width[:-1]]) * (1.0 + 1e-9)
         # `after` is at least the slope of delta, in e^eps, on the cell after. For the last cell `after` is 0.
         after = np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0) * (1.0 - 1e-9)
@@ -433,12 +388,10 @@ def _cells(
     return np.min(bounds, axis=0), gaussian[-1] * share[-1]
 
 
-# The functions below compute delta of many runs, each at several epsilons, by one contour integral for each run and
-# direction ("add" or "remove").
+# Delta of many runs, each at several epsilons, by one contour for each run and direction ("add" or "remove")
 
 DIRECTION_WIDTH, TOLERANCE = 0.25, 0.01
-"""Two relative sizes, in units of rtol: the width of delta's bracket in one direction, and the terms that the contour
-cuts off."""
+"""Relative width of delta's bracket in one direction, and relative size of the terms cut off, in units of rtol."""
 
 
 def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float) -> Bounds:
@@ -455,7 +408,6 @@ def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float
                     parts.take(rows), epsilon[:, rows].T, ends[0][:, rows].T, DIRECTION_WIDTH * rtol, TOLERANCE * rtol
                 )
                 ends[:, :, rows] = np.maximum(ends[:, :, rows], np.stack(found).transpose(0, 2, 1))
-    # A bracket [0, 0] of delta passes the first test below. The second test then sends the run to `profile_at`.
     one_contour &= np.all((ends[2] - ends[0] <= rtol * ends[2]) & (ends[2] > 0.0), axis=0)
     ends *= 1.0 + 4.0 * ROUNDOFF * np.array([-1.0, 0.0, 1.0])[:, None, None]
     left = np.flatnonzero(~one_contour)
@@ -468,23 +420,14 @@ def deltas_about(run: Mechanism, epsilon: np.ndarray, relation: str, rtol: float
 
 def deltas_along(
     run: Mechanism,
-    place: np.ndarray,
-    epsilon: np.ndarray,
-    both: np.ndarray,
+    place: np.ndarray,  # (n,), an eps near those at which rtol is wanted; the contour is placed for it
+    epsilon: np.ndarray,  # (K, n)
+    both: np.ndarray,  # (K, n), whether both bounds are wanted to within rtol, and not just a rough upper bound
     relation: str,
     rtol: float,
-    tolerance: float = TOLERANCE,
+    tolerance: float = TOLERANCE,  # the terms cut off are up to tolerance * rtol * (first approximation at `place`)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of delta of n runs at rising epsilons, from one contour for each run and direction.
-
-    Wide bounds are not refined. Where the contour gives no bound, the lower bound is 0 and the upper bound is 1.
-
-    run : n runs of DP-SGD.
-    place : (n,), the eps for which the contour is placed. It should be near the epsilons at which rtol is wanted.
-    epsilon : (K, n).
-    both : (K, n), whether both bounds are wanted to within rtol. Where False, a rough upper bound is enough.
-    tolerance : the contour may cut off terms of size tolerance * rtol * (first approximation of delta at `place`).
-    """
+    """Return bounds of delta of n DP-SGD runs at rising epsilons, from one contour a direction; 0 and 1 if it fails."""
     low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     with np.errstate(all="ignore"):
         # "remove" comes first. An upper bound for "add" is narrow enough once it is below the lower bound for "remove".
@@ -496,12 +439,10 @@ def deltas_along(
             if rows.size:
                 some, at, cut_off, asked = parts.take(rows), place[rows], tolerance * rtol, both[:, rows].T
                 if direction == "add":
-                    # For "add" only deltas near eps = 0 matter, so the contour is placed for a lower eps, `at`. The
-                    # contour may leave out terms of size `cut_off`, relative to delta at `at`. `cut_off` is small,
-                    # since delta is much smaller several standard deviations above `at`.
+                    # For "add" only deltas near eps = 0 matter, so the contour is placed for a lower eps. `cut_off` is
+                    # small, since delta is much smaller several standard deviations above that eps.
                     at, cut_off = 0.28 * np.minimum(at, reach(some).largest_loss), 1e-9
                     asked = np.zeros(asked.shape, bool)
-                # Where `asked` is False, an upper bound that exceeds the estimate by at most 0.3 % is enough.
                 widths = np.where(asked, DIRECTION_WIDTH * rtol, 3e-3)
                 found = delta_along(some, at, epsilon[:, rows].T, low[:, rows].T, widths, asked, cut_off)
                 low[:, rows] = np.maximum(low[:, rows], found.lower.T)

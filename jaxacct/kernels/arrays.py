@@ -67,10 +67,7 @@ def repeat(xp: Namespace, steps: int, body: Callable[[Any, Carry], Carry], carry
 
 
 def iterate(xp: Namespace, going: Callable[[Carry], Array], body: Callable[[Carry], Carry], carry: Carry) -> Carry:
-    """Return the carry after `while going(carry): carry = body(carry)`, for each configuration by itself.
-
-    `going` gives one truth value for each configuration. Every array of the carry has all batch axes in front.
-    """
+    """Repeat `carry = body(carry)` while `going(carry)`, for each configuration. All arrays have all batch axes."""
 
     def step(carry: Carry) -> Carry:
         active, following = going(carry), body(carry)
@@ -185,10 +182,7 @@ def log1p(x: Array) -> Array:
 
 
 def log1p_inline(x: Array) -> Array:
-    """Return `log(1 + x)` for x >= -1, off by at most one unit in the last place.
-
-    Under XLA this runs in half the time of `log1p`, but compiles longer. It serves kernels that compute little else.
-    """
+    """Return `log(1 + x)` for x >= -1, to one unit in the last place. XLA runs it fast, but is slow to compile it."""
     return np.log1p(x) if namespace(x) is np else _log1p_by_bits(x)
 
 

@@ -186,8 +186,8 @@ def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = 10.0
 
 def solve(
     sign: Array,
-    base: Array,
-    unknown: Array,
+    base: Array,  # (3,) logarithms of noise multiplier, sampling probability and steps; 0 for the unknown parameter
+    unknown: Array,  # (3,) 1 for the unknown parameter, 0 for the two others
     x0: Array,
     c0: Array,
     epsilon: Array,
@@ -195,14 +195,9 @@ def solve(
     log_tol: Array,
     points: int,
     count: int,
-    rounds: int,
+    rounds: int,  # how often the contour is placed: several times where the saddle point approximation is poor
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Return (x, d log delta/dx, d eps/dx at fixed delta, residual of log delta, nodes needed) at the solution.
-
-    base : (3,) logarithms of noise multiplier, sampling probability and number of steps; 0 for the unknown parameter.
-    unknown : (3,) 1 for the unknown parameter, 0 for the two others.
-    rounds : how often the contour is placed anew. Several are needed where the saddle point approximation is poor.
-    """
+    """Return (x, d log delta/dx, d eps/dx at fixed delta, residual of log delta, nodes needed) at the solution."""
     xp = namespace(sign, base, x0)
     one = xp.ones_like(x0)
     axis = plain.axis_nodes(points)
@@ -256,19 +251,14 @@ def solve_rate(
     log_n: Array,
     x0: Array,
     c0: Array,
-    log_rate: Array,
-    log_fpr: Array,
+    log_rate: Array,  # logarithm of the true-positive rate
+    log_fpr: Array,  # logarithm of the false-positive rate
     log_tol: Array,
     points: int,
     count: int,
-    steps: int,
+    steps: int,  # steps on the contour integral. At first x is off by hundredths, or by tenths if q is small.
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """Return (eps, x at this eps, c |last step of eps|, last step of x, d log delta/dx, nodes needed).
-
-    log_rate, log_fpr : logarithms of the true- and of the false-positive rate.
-    steps : number of steps on the contour integral. They start from an x that is off by some hundredths, or by tenths
-        where the record is rarely sampled.
-    """
+    """Return (eps, x at this eps, c |last step of eps|, last step of x, d log delta/dx, nodes needed)."""
     xp = namespace(sign, log_q, x0)
     one, axis = xp.ones_like(x0), plain.axis_nodes(points)
     unknown = one[..., None] * xp.asarray([1.0, 0.0, 0.0])

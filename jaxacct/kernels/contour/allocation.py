@@ -382,7 +382,7 @@ def log_power(cells: Cells, cuts: Cuts, t: Array, r: Array, sign: float) -> tupl
 
 
 def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: float, local: Array) -> Array:
-    """Bound the log, (B,), of h/pi times the sum of |transform|/|z|^2 over nodes, h apart, with Im z > y."""
+    """Bound from above the log, (B,), of h/pi times the sum of |transform|/|z|^2 over nodes, h apart, with Im z > y."""
     whole: Array = np.isneginf(cuts.windows.low)
     bulk, jump = allocation_law.log_path(cells, cuts, c, y, _path(cells, cuts.windows, y, local), sign)
     both = np.where(whole, jump, np.logaddexp(bulk, jump))
@@ -458,12 +458,9 @@ def contours_at(
     k: Array,
     guess: Array,
     tolerance: Array | float,
-    most_long: int | None = None,
+    most_long: int | None = None,  # largest number of contours of more than VERY_LONG nodes for one (s, t)
 ) -> list[tuple[Array, Contour]]:
-    """Place and evaluate contours. Return (row numbers, contour) for each group of rows with similar numbers of nodes.
-
-    most_long : largest number of contours with more than VERY_LONG nodes for one (s, t); more of them are left out.
-    """
+    """Evaluate contours placed for k. Return (row numbers, contour) for groups of rows with similar node counts."""
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
     goal = guess + np.log(tolerance)
