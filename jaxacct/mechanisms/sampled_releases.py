@@ -40,7 +40,7 @@ from jaxacct.mechanisms.profile import (
 )
 
 POINTS = 480
-"""Largest number of intervals of a profile. If n divides it, the losses where n equal releases may bend are ends."""
+"""Most intervals of a profile. If n divides it, they end where the profile of n equal releases may bend."""
 BEYOND = 1e5
 """Largest loss at which a profile is bracketed; delta at this loss counts as the mass at infinity."""
 KEPT = 256

@@ -44,8 +44,8 @@ def plot(
     kind : {"curve", "heatmap", "profile", "tradeoff"}; a value against an input, with its bracket as a band; a value as
         colour over two inputs; or some rows by `plot_profiles` or `plot_tradeoffs`. By default a curve, or a heat map
         where two inputs have more than eight values each.
-    x, by : names of inputs, by default those with the most values, for the horizontal axis, and for the vertical axis
-        or one curve per value. All other inputs are held at the value that most rows have.
+    x, by : names of inputs, by default those with the most values. `x` is the horizontal axis. `by` is the vertical
+        axis of a heat map, or has a curve for each value. Other inputs are held at the value that most rows have.
     value : name of a column, by default of the quantity that the sweep solved for. If that is a parameter,
         value="epsilon" draws the epsilon that was reached.
     where : dict from column names to values; only the rows with these values are drawn.
