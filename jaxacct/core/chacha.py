@@ -182,7 +182,7 @@ def key_from_bytes(data: bytes) -> jax.Array:
 
 
 def secret(key: Any) -> Any:
-    """Return the key if its generator has keys of at least 256 bits, else raise InputError. The bits may be known."""
+    """Return the key if it has at least 256 bits, else raise InputError. Whether the bits are random is not checked."""
     if not jnp.issubdtype(getattr(key, "dtype", np.dtype(object)), jax.dtypes.prng_key):
         raise InputError(f"key = {key!r:.40} must be a typed JAX key of 256 bits; use jaxacct.training.fresh_key()")
     bits = 32 * math.prod(jax.random.key_data(key).shape[key.ndim :])

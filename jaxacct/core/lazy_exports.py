@@ -32,7 +32,7 @@ EXTRAS = {
 def lazy_exports(
     package: str, homes: Mapping[str, str], *others: str
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return ``__getattr__`` and ``__dir__`` of a package. `homes` maps names to modules; `others` need no import."""
+    """Return a package's ``__getattr__`` and ``__dir__``. `homes` maps lazy names to modules; `others` are not lazy."""
 
     def __getattr__(name: str) -> Any:
         if name not in homes:

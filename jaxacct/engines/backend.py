@@ -68,7 +68,7 @@ def job(
 
 @contextlib.contextmanager
 def fixed(numpy: bool) -> Iterator[None]:
-    """Run every batch of the context on NumPy if `numpy` is True, else on XLA. The job's backend is already chosen."""
+    """Run every batch of the context on NumPy if `numpy`, else on XLA. The caller has already chosen the job's backend."""
     token = _path.set(_Path(numpy, False))
     try:
         yield

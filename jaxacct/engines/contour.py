@@ -210,7 +210,7 @@ def _climb(
 
 
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
-    """Return the brackets of `delta_along` for eps, (B, K), of a row within about a standard deviation of the loss."""
+    """Return brackets as `delta_along` does, for eps of a row at most about a standard deviation of the loss apart."""
     middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
     both, widths = np.ones(epsilon.shape, bool), np.full(epsilon.shape, width)
     return delta_along(parts, middle, epsilon, floor, widths, both, tolerance, along=False)

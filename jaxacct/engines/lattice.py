@@ -52,7 +52,7 @@ class LatticeAnswer(NamedTuple):
     lower: float
     estimate: float
     upper: float
-    status: str  # "ok", "zero" (epsilon is 0), "width" (too wide) or "contradiction" (ends crossed: (-inf, inf))
+    status: str  # "ok", "zero" (epsilon is 0), "width" (too wide) or "contradiction" (ends crossed; then (-inf, inf))
 
 
 NOTHING = LatticeAnswer(-np.inf, np.nan, np.inf, "width")
@@ -179,7 +179,7 @@ def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list
 
 
 def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
-    """Return bounds of delta at ascending eps. A composition for one eps serves its neighbours while it is narrow."""
+    """Return bounds of delta at ascending eps. A composition for one eps serves all near it with narrow brackets."""
     found = [(0.0, 1.0)] * len(epsilon)
     left = [range(len(epsilon))]
     while left:
@@ -238,7 +238,7 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
 
 
 def _next_length(case: Case, tried: list[tuple[int, float]], needed: int | None = None) -> int:
-    """Return the next lattice's length, 0 if none is to follow. `tried`: (length, relative width) of those so far."""
+    """Return the length of the next lattice, 0 if none follows. `tried`: (length, relative width) of each so far."""
     known = fitting(case)
     if case.two():  # `needed` suffices by the latest plan; a longer one is tried only if the bracket has no upper end
         last, width = tried[-1] if tried else (0, np.inf)
@@ -599,7 +599,7 @@ def crossing(
     """Return (a, b), where the side's bound of delta is above the target at eps = a, and at most the target at eps = b.
 
     So `a` of a lower side is a lower bound of epsilon, and `b` of an upper side is an upper bound of epsilon. `low` and
-    `high` are such numbers from earlier sides. The search, by secants of log delta or bisection, may improve them.
+    `high` are such numbers from earlier sides, or 0 and inf. The search returns them if it finds no better ones.
     """
     if side.upper and evaluate(side, 0.0) <= target:
         return 0.0, 0.0

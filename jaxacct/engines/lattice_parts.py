@@ -120,7 +120,7 @@ def placed_from(
         mass, missing = kernel.cancelled(np.asarray(run(kernel.lower_masses, cells, atoms, step, first, last)), step)
     total = float(np.sum(mass))
     if upper:
-        lost = 1.0 - total - infinity
+        lost = 1.0 - total - infinity  # goes to infinity
         if not lost <= SUM_ROUNDING:
             infinity = infinity + lost * (1.0 + 1e-9) if np.isfinite(lost) else 1.0
     elif not total <= 1.0 + SUM_ROUNDING:  # the true law has mass 1, so this lower law is no bound
@@ -401,7 +401,7 @@ class Finite(LatticePart):
     sign: float
     away: float = 0.0  # P-mass of left-out losses, which an upper law puts at infinity and a lower law drops
     blur: float = 0.0  # bound of the absolute error of each loss
-    wrong: np.ndarray | None = None  # bound of each mass's absolute error; None: by `inexact`
+    wrong: np.ndarray | None = None  # bound of each mass's absolute error; if None, `inexact` bounds it
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
         """Return the same composition as fewer steps with more atoms each. The mass left out is far below e^cut."""

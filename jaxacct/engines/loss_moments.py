@@ -54,7 +54,7 @@ class _Nodes(NamedTuple):
 
 @np.errstate(over="ignore", invalid="ignore")  # a bound beyond float64's range becomes inf or NaN
 def log_moments(parts: Components, c: np.ndarray) -> Interval:
-    """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]`, c > -1, (B,), or [-inf, inf] for too many nodes."""
+    """Return the bracket of `K(c) = log E_P[e^{cL} ; L < inf]`, c > -1, (B,); [-inf, inf] where nodes are too few."""
     low = high = parts.mu2 * c * (c + 1.0) / 2.0
     slack = 4.0 * ROUNDOFF * np.abs(low)
     low, high = low - slack, high + slack
