@@ -68,7 +68,7 @@ def job(
 
 @contextlib.contextmanager
 def fixed(numpy: bool) -> Iterator[None]:
-    """Run every batch of the context on NumPy if `numpy`, else on XLA. The caller has already chosen the job's backend."""
+    """Run every batch of the context on NumPy if `numpy`, else on XLA, as the caller has already chosen for the job."""
     token = _path.set(_Path(numpy, False))
     try:
         yield
