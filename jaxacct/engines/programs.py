@@ -175,8 +175,6 @@ def _digest(name: str, payload: bytes) -> bytes:
     return digest.digest()
 
 
-# What the name of a kept program's file depends on
-
 ROOMS = ("kernels", "engines", "mechanisms", "selection")
 """Packages of `jaxacct` whose code gets into compiled programs."""
 FOUNDATIONS = ("core/floats.py",)
@@ -399,7 +397,7 @@ def _compile(lowered: jax.stages.Lowered, options: dict[str, Any] | None) -> jax
     except jax.errors.JaxRuntimeError as error:
         if "No such compile option" not in str(error):
             raise
-        return lowered.compile(compiler_options=known(**options or {}))  # without the options that this XLA lacks
+        return lowered.compile(compiler_options=known(**options or {}))
 
 
 NOTICE_SECONDS = 1.0

@@ -25,7 +25,7 @@ class Effort(NamedTuple):
     """How narrow the brackets [lower, upper] should be, and at what cost. The bounds are true at every effort."""
 
     rtol: float  # relative width at which a bracket is narrow enough
-    memory_bytes: int = GIBIBYTE  # limit on an engine's memory, in bytes
+    memory_bytes: int = GIBIBYTE
     in_search: bool = False  # whether a search asks. If not, engines aim at a smaller width than rtol.
 
 

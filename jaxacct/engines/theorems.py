@@ -341,7 +341,7 @@ def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
             before = low, high
             high, low = np.where(enough, middle, high), np.where(enough, low, np.minimum(middle + 1.0, high))
             if np.array_equal(before, (low, high)):
-                break  # the bisections of all rows have ended
+                break
         with np.errstate(over="ignore"):
             mu = np.hypot(mu, np.where(present_here, np.sqrt(high) / sigma, 0.0))
     return mu * (1.0 + (8.0 + 4.0 * columns) * ROUNDOFF)
@@ -378,7 +378,7 @@ def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Return (B,) the least of several upper bounds of epsilon. `delta` lacks mass at infinity, has error `slack`."""
+    """Return (B,) the least of several upper bounds of epsilon. `delta` is of finite losses, `slack` its error."""
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
     bounded = largest_loss(parts).above
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

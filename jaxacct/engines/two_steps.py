@@ -185,7 +185,7 @@ def _search(
             break
     left, right, margin, units = v + gap / slope, v - gap / slope, 0.05 * gap + 2.0**-45, 4.0 * ROUNDOFF
     rows = np.arange(asked.size)
-    for _ in range(6):  # at most 6 steps towards each of the two bounds
+    for _ in range(6):
         part, most, rise, near = made.take(rows), top[rows], slope[rows], margin[rows]
         low, _ = found.look(part, most * special.expit(left[rows]) * (1.0 - units), asked[rows])
         _, high = found.look(part, most * special.expit(right[rows]) * (1.0 + units), asked[rows])
@@ -223,7 +223,7 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
     b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)  # at v = 37, eps equals `top` in float64
     v, at = np.full_like(a, -np.inf), np.log(least) - log_delta  # v and log(delta/target) at eps = 0
     rows, new = np.arange(a.size), a + 1.0
-    for turn in range(30):  # at most 30 estimates of delta in each row
+    for turn in range(30):
         risen = value(new[rows], rows)
         slope[rows] = _secant(new[rows], risen, v[rows], at[rows], slope[rows])
         nearer = np.abs(risen) < 0.5 * np.abs(at[rows])

@@ -1,7 +1,4 @@
-"""Interop: writes and reads mechanisms as JSON, and converts to and from dp_accounting, jax_privacy and Opacus.
-
-Modules that need another library are imported at their first use.
-"""
+"""Mechanisms as JSON, and as objects of dp_accounting, jax_privacy and Opacus, which are imported at first use."""
 
 from typing import TYPE_CHECKING
 

@@ -37,11 +37,9 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 """Allowed operations. Powers are computed in floats, since a power of large whole numbers can take forever."""
 FORMAT = "jaxacct.mechanism"
 VERSION = 1
-"""The only version of the format that is written or read."""
 MAX_CHARACTERS = 2**23
 """Largest number of characters of a document. This limit and those below protect the reader from hostile text."""
 MAX_DEPTH = 64
-"""Largest number of levels of nested mechanisms."""
 MAX_MECHANISMS = 2**15
 MAX_BATCH = 2**20
 """Largest number of elements of the batch to which the shapes in a document broadcast."""
@@ -72,9 +70,8 @@ class _Refused(NamedTuple):
 def to_json(mechanism: Mechanism) -> str:
     """Return the mechanism as one line of JSON, which `from_json` turns back into an equal mechanism.
 
-    An example is `{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "Gaussian",
-    "noise_multiplier": 1.5}}`. A mechanism is an object with its class name as `type`, and its fields. A batch is
-    `{"shape": [2, 1], "values": [0.8, 1.2]}` in C order. Numbers are the shortest decimals that give the same float64.
+    A mechanism is an object with its class name as `type`, and its fields. A batch is an object with its `shape`, and
+    its `values` in C order. Numbers are the shortest decimals that give the same float64.
 
     Parameters
     ----------
@@ -134,9 +131,8 @@ def from_json(text: str) -> Mechanism:
     Raises
     ------
     InputError
-        For NaN and Infinity; for numbers that float64 cannot hold (overflow, nonzero values that would become 0,
-        integers beyond 2**53); for duplicate, missing and unknown keys; for other versions; and for more than 2**23
-        characters, 64 levels, 2**15 mechanisms, 16 axes or 2**20 elements in the batch.
+        For NaN, Infinity, and numbers that float64 cannot hold; for duplicate, missing and unknown keys; for other
+        versions; for more than 2**23 characters, 64 levels, 2**15 mechanisms, 16 axes, or 2**20 elements of the batch.
 
     >>> from_json('{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "PureDP", "epsilon": -1}}')
     Traceback (most recent call last):

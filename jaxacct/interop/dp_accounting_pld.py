@@ -39,7 +39,6 @@ def to_dp_accounting_pld(
     mechanism : Mechanism
         One configuration.
     relation : {"add_or_remove_one", "replace_one", "zero_out"}
-        The distribution holds both directions.
     value_discretization_interval : float > 0
         The length h of an interval of losses. Rounding adds at most about n h to the epsilon of n steps.
     pessimistic : bool

@@ -147,13 +147,12 @@ class ApproximateDP(FiniteMechanism):
     """Any (``epsilon``, ``delta``)-DP mechanism, through the pair that dominates them all.
 
     The pair has P-mass delta where dQ = 0, Q-mass delta where dP = 0, and else (1 - delta) times the pair of
-    `PureDP(epsilon)`. The guarantee must hold under the neighbouring relation for which the caller asks.
+    `PureDP(epsilon)`. The guarantee must hold under the neighbouring relation of the question.
 
     Parameters
     ----------
     epsilon : array_like >= 0, finite
     delta : array_like in [0, 1)
-        Mass at infinite loss. It broadcasts with epsilon.
 
     References
     ----------
@@ -233,7 +232,7 @@ def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.nda
     with np.errstate(over="ignore"):
         ratio = large / small
     plain = ratio < 1e300
-    # the answer is here at least .4, and at least 690 where logarithms are subtracted, so no digits cancel
+    # the size of the answer is here at least .4, and at least 690 where logarithms are subtracted, so no digits cancel
     apart = np.where(plain, np.log(np.where(plain, ratio, 1.0)), np.log(large) - np.log(small))
     return np.where(near, close, np.sign(p - q) * apart)
 

@@ -39,14 +39,14 @@ class Mixture(NamedTuple):
 
 
 def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
-    """Return ends of half lines, from low - 37 to high + 37, for means in [low, high]. `fineness` multiplies them."""
+    """Return ends of half lines, from low - 37 to high + 37, for means in [low, high], `fineness` times as many."""
     far = QUANTILES_PER_TAIL * fineness
     below, above = np.linspace(-37.0, -9.0, far)[:-1] + low, np.linspace(9.0, 37.0, far)[1:] + high
     return np.concatenate([below, np.linspace(low - 9.0, high + 9.0, CENTRAL_QUANTILES * fineness), above])
 
 
 def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -> Points:
-    """Return eps = log p(u)/q(u), delta = P(L) - e^eps Q(L). L is above u (sign -1: below), and p/q must rise on it."""
+    """Return eps = log p(u)/q(u), delta = P(L) - e^eps Q(L). L is above u (sign -1: below). p/q must rise outward."""
     from scipy import special  # slow to import
 
     def log_tail(law: Mixture) -> np.ndarray:
@@ -55,7 +55,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
     def log_density(law: Mixture) -> np.ndarray:
         return special.logsumexp(np.log(law.weight) + law.mean * u[:, None] - 0.5 * law.mean**2, axis=1)
 
-    with np.errstate(over="ignore", invalid="ignore"):  # points that are not finite are left out below
+    with np.errstate(over="ignore", invalid="ignore"):
         loss = log_density(p) - log_density(q)
         gain = np.exp(log_tail(p))
         cost = np.exp(log_tail(q) + loss)
@@ -118,7 +118,8 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
     """Return a pair with delta(log a) >= sum_{j > 0} weight_j delta_j(log a'), where a' = 1 + (a - 1)/Pr[j > 0].
 
     weight_j is the chance of j contributions, delta_j the delta of the Gaussian of sensitivity shift_j (README.md,
-    "Groups of records"). With `always` the smaller of this and sum_j weight_j delta(log a; always_j) is taken.
+    "Groups of records"). If `always` is given, a second bound is sum_j weight_j times the delta(log a) of the Gaussian
+    of sensitivity always_j. At each eps the pair takes the smaller bound.
     """
     reach = min(float(weight[1:].sum()) * (1.0 + 1e-12), 1.0)  # chance of j > 0, rounded up, which raises delta
     ways = [(shift, weight, reach)] if always is None else [(shift, weight, reach), (always, weight, 1.0)]
@@ -131,7 +132,6 @@ def revealed_pair(shift: np.ndarray, weight: np.ndarray, always: np.ndarray | No
         order = np.argsort(shift[some])
         shift, weight = shift[some][order], weight[some][order]
         laws.append((shift, weight, reach))
-        # take losses of at most 12 of the Gaussians
         for one in shift[np.unique(np.linspace(0, shift.size - 1, 12).astype(int))]:
             inner = np.concatenate([np.linspace(0.0, one, 100), one * (0.5 * one + z)])
             inner = inner[inner > 0.0]

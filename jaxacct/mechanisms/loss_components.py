@@ -36,11 +36,10 @@ class Components(NamedTuple):
     """One direction of a composed mechanism; every array is NumPy float64 with a leading batch axis B.
 
     The loss of the composition is the sum of the independent losses of its parts (README.md, "Composition"). A Gaussian
-    part of noise s and sampling rate q has the pair (1 - q) N(0, s^2) + q N(1, s^2), N(0, s^2). At an output x its
-    likelihood ratio is mix = 1 - q + q e^y, y = x/s^2 - 1/(2 s^2). For "remove" P is the first law, Q is the second,
-    and the loss is log mix. For "add" P and Q are exchanged, and the loss is -log mix. Laplace parts follow the same
-    rule with the pair Lap(0, b), Lap(1, b). The parts describe the finite loss only; their masses sum to 1 -
-    delta_infinity.
+    part of noise s and sampling rate q has the pair (1 - q) N(0, s^2) + q N(1, s^2), N(0, s^2). Its likelihood ratio at
+    x is mix = 1 - q + q e^y, y = x/s^2 - 1/(2 s^2). For "remove" P is the first law, Q is the second, and the loss is
+    log mix. For "add" P and Q are exchanged, and the loss is -log mix. Laplace parts follow the same rule with the pair
+    Lap(0, b), Lap(1, b). The parts describe the finite loss only; their masses sum to 1 - delta_infinity.
 
     Parameters
     ----------

@@ -40,8 +40,7 @@ class ExponentialMechanism(FiniteMechanism):
 
         delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon.
 
-    This delta is tight for one step, and bounds compositions, also adaptive ones: ``kind`` is "bound" (README.md,
-    "Bounded range"). The answers are for a pair of 1025 losses, which raises epsilon by about a millionth.
+    It is tight for one step and bounds (adaptive) compositions; ``kind`` is "bound" (README.md, "Bounded range").
 
     Parameters
     ----------
@@ -189,19 +188,16 @@ def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
 class AboveThreshold(OfFinitePair):
     """Say of each query in a stream whether it is above a noisy threshold. Stop after ``answers`` queries above it.
 
-    Laplace noise is drawn once for the threshold, and anew for each query. The answers are epsilon-DP with
-
-        epsilon = 1/threshold_scale + 2 answers/query_scale,
-
-    however many queries are below the threshold. The factor 2 is left out if the queries are ``monotone``. ``kind`` is
-    "bound". Under ``replace_one`` a query moves up to twice as far, and ``monotone`` has no effect.
+    Laplace noise is drawn once for the threshold, and anew for each query. However many queries are below the
+    threshold, the answers are epsilon-DP with epsilon = 1/threshold_scale + 2 answers/query_scale. The factor 2 is left
+    out if the queries are ``monotone``. Under ``replace_one`` a query moves up to twice as far, and ``monotone`` has no
+    effect. ``kind`` is "bound".
 
     Parameters
     ----------
     threshold_scale, query_scale : array_like > 0, finite
         Scales of the noise, divided by the largest move of a query under add/remove. All fields broadcast.
     answers : array_like of whole numbers >= 1
-        Number of queries found above the threshold before the mechanism stops.
     monotone : bool
         Whether all queries rise, or all fall, with a record.
 
@@ -244,12 +240,10 @@ class NumericSparse(Mechanism):
 
     Parameters
     ----------
-    threshold_scale, query_scale : array_like > 0, finite
+    threshold_scale, query_scale, answers, monotone
         As in AboveThreshold.
     value_scale : array_like > 0, finite
         Scale of the noise on a released value, divided by the largest move of a query under add/remove.
-    answers, monotone
-        As in AboveThreshold.
 
     References
     ----------
@@ -302,7 +296,6 @@ class PartitionSelection(Mechanism):
     delta : array_like in [0, 1)
         Guarantee for one key. All fields broadcast.
     contributions : array_like of whole numbers >= 1
-        Largest number of keys to which one record contributes.
 
     References
     ----------

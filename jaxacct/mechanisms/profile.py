@@ -100,8 +100,7 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
     p_cdf, q_cdf : callable
         Functions of an array x that return Pr[L <= x] under P and under Q. Their absolute error is taken to be at most
         1e-15 and is added, so deltas of interest should be above 1e-14 e^eps.
-    grid : array_like >= 0
-        Ascending epsilons, shape (K,).
+    grid : array_like >= 0, ascending
 
     Returns
     -------
@@ -130,10 +129,7 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
 
 @np.errstate(over="ignore")
 def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray) -> FinitePair:
-    """Return the pair that dominates any mechanism whose profile has these points, (K,) each; `epsilon` ascends.
-
-    README.md, "A profile from points", has the formula of the masses p_k, which are rounded up. A NaN counts as 1.
-    """
+    """Return the pair that dominates any mechanism with these points, (K,) each; `epsilon` ascends, NaN counts as 1."""
     delta, reverse = (np.where(np.isnan(x), 1.0, x) for x in (delta, reverse))
     if 0.0 < epsilon[0] < LEAST_POINT:  # delta(0) <= delta(eps) + e^eps - 1
         first = np.append(np.expm1(epsilon[0]) * (1.0 + 4.0 * ROUNDOFF), np.zeros(epsilon.size - 1))
@@ -376,7 +372,6 @@ def _corners(epsilon: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple
     first = lower[1] - flat[1] * gap[0] - _off(lower[1], flat[1], a[1])
     at, values, end = [0.0], [max(float(first), 0.0)], 1e-3
     size = epsilon.size
-    # a loop over lists is faster than a loop over arrays
     points, heights, a, gap, steep, flat = (x.tolist() for x in (epsilon, lower, a, gap, steep, flat))
     for k in range(1, size):
         if heights[k] <= 0.0 or values[-1] <= 0.0:
