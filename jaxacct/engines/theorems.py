@@ -378,7 +378,7 @@ def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Return (B,) the least of several upper bounds of epsilon. `delta` is of finite losses, `slack` its error."""
+    """Return (B,) the least of several upper bounds of epsilon. `delta` (finite losses) has relative error `slack`."""
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
     bounded = largest_loss(parts).above
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
