@@ -1,7 +1,4 @@
-"""Turns models of any kind into pytrees, splits them into trained and frozen parts, and gives them adapters and losses.
-
-Flax or Equinox is imported only if the model at hand comes from it.
-"""
+"""Turns models of any kind into pytrees, splits them into trained and frozen parts, and adds adapters and losses."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ _NO_KEY = "the module draws random numbers and has no key for it; give rngs=True
 
 @dataclass(frozen=True)
 class Outer:
-    """Form of an nnx module: everything except the values of its variables."""
+    """Form of an nnx module: the graph that `nnx.split` returns, the structure of its state, and facts of each leaf."""
 
-    graph: Any  # the graph that `nnx.split` returns
-    structure: Any  # the structure of the state that `nnx.split` returns
+    graph: Any
+    structure: Any
     order: tuple[int, ...]  # for each leaf of `model_as_pytree`'s pytree, its index among the state's leaves
-    kinds: tuple[type, ...]  # for each leaf of `model_as_pytree`'s pytree, the type of its nnx variable
+    kinds: tuple[type, ...]  # for each such leaf, the type of its nnx variable
 
     def of_kind(self, kind: str) -> list[bool]:
         """Return for each leaf whether it is an nnx variable of the named type, or of a type derived from it."""
@@ -112,8 +109,8 @@ def _nnx() -> Any:
 class LoRA:
     """Parameters with low-rank adapters, made by `lora`.
 
-    A Trainer takes the object in place of the parameters.  The Trainer trains the adapters, and those parameters of the
-    base that the Trainer's ``trainable`` selects.  The loss function gets a model of the kind that `lora` was given.
+    A Trainer takes the object in place of the parameters.  It trains the adapters, and what its ``trainable`` selects
+    of the base.  The loss function gets a model of the kind that `lora` was given.
 
     Parameters
     ----------
@@ -154,14 +151,11 @@ def lora(
 
     Parameters
     ----------
-    params : linen variables, an nnx or Equinox module, or any pytree: the base, which is not changed.  It must not come
-        from the private data.
+    params : the base: linen variables, an nnx or Equinox module, or any pytree.  Not from the private data.
     rank : int, at least 1; the rank of each product a b.
-    where : a function of a path such as "params/Dense_0/kernel".  It returns True for each array that gets an adapter:
-        one or more arrays, of two or more axes.  By default: arrays of two or three axes named "kernel", and arrays of
-        two axes named "weight".
-        ``where`` may also choose the array W of a convolution or look-up.  The gradient of each example is then as
-        large as W.
+    where : a function of a path such as "params/Dense_0/kernel".  It returns True for each array, of two or more axes,
+        that gets an adapter.  By default: arrays of two or three axes named "kernel", and of two axes named "weight".
+        If W is the array of a convolution or look-up, the gradient of each example is as large as W.
     alpha : > 0, by default the rank, which makes the scale 1.
     key : a JAX key, from which the factor ``a`` is drawn as N(0, 1/fan-in); by default a key from the operating system.
 
@@ -196,7 +190,6 @@ def lora(
                 f"where selects {path}, {array.dtype} of {array.ndim} axes, must be floating and of two or more; "
                 "train it by trainable="
             )
-        # cut the shape before axis `split`, so that both parts have nearly the same size
         split = min(range(1, array.ndim), key=lambda at: max(map(math.prod, (array.shape[:at], array.shape[at:]))))
         lead, trail = array.shape[:split], array.shape[split:]
         dtype = jnp.promote_types(array.dtype, jnp.float32)
@@ -316,22 +309,15 @@ class _Stream:
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["frozen"], meta_fields=["form"])
 @dataclass(frozen=True)
 class Untrained:
-    """Everything in a model that is not trained.
+    """Everything in a model that is not trained."""
 
-    frozen : the arrays, in the order of the model's leaves.
-    form : everything that is no array: the structure of the model, whether each leaf is trained, the leaves that are no
-        arrays, and the form of an nnx module.  `form` is static when the step is traced.
-    """
-
-    frozen: tuple[Any, ...]
+    frozen: tuple[Any, ...]  # the arrays, in the order of the model's leaves
+    # the model's structure, whether each leaf is trained, the leaves that are no arrays, and the form of an nnx module
     form: tuple[Hashable, tuple[bool, ...], tuple[Hashable, ...], Outer | None]
 
 
 def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | None]:
-    """Split a model: return the trained part, with None in place of other leaves, and the rest as an `Untrained`.
-
-    The rest is None if all leaves are trained and the model is no nnx module.  `trainable` is as for `Trainer`.
-    """
+    """Return a model's trained part, None for other leaves, and the rest: None if all is trained and it is not nnx."""
     tree, outer = model_as_pytree(model)
     leaves, structure = jax.tree_util.tree_flatten(tree)
     arrays = arrays_of(tree)
@@ -529,7 +515,7 @@ def _require_call(loss_fn: Callable[..., Any], keys: bool) -> None:
     """Raise InputError if a loss function takes a key and gets none, or gets a key and takes none."""
     try:
         signature = inspect.signature(loss_fn)
-    except (TypeError, ValueError):  # some callables have no signature
+    except (TypeError, ValueError):
         return
     try:
         signature.bind(*range(3 if keys else 2))

@@ -1,8 +1,7 @@
 """Gaussian noise for one step, and the streams of randomness of a run (README.md of this folder, "Noise").
 
-`jax.random.normal` in float32 never exceeds 5.5 standard deviations.  A noisy sum that only an example's gradient can
-move past this limit would reveal the example.  Here the noise reaches 9.4 standard deviations (probability 1e-20).  A
-leaf's noise is drawn in units of 32.  One call draws for all leaves, so that the generator is compiled only once.
+The noise reaches 9.4 standard deviations (probability 1e-20).  `jax.random.normal` in float32 ends at 5.5: a noisy sum
+past this limit would reveal the example that moved it there.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from jaxacct.training.clipping.clipped_sum import DEVIATION, sensitivity, wide
 from jaxacct.training.clipping.traces import as_data, unfolded_true
 
 # Purposes of a run's streams of random numbers.  `jaxacct.tuning` uses 5 and 6.  Saved runs depend on these numbers.
-INITIALISATION = 1  # the initial parameters
-SAMPLING = 2  # the batches
+INITIALISATION = 1
+SAMPLING = 2
 NOISE = 3  # the gradient noise
 QUANTILE = 4  # the noise on the count for the adaptive clip norm
 EXAMPLES = 7  # which examples of a user enter a step
@@ -35,11 +34,8 @@ MODEL = 8  # the random numbers of the model for each example, such as dropout m
 LOSS = 9  # the noise on the private loss
 UNIT = 32  # normal draws in a unit of noise: three ChaCha20 blocks have 48 words, and three words make two draws
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
-"""Largest numbers of units drawn at a time: 16368 on GPUs and TPUs (about 12 MB), 1056 on a CPU (fits a core's cache).
-
-With more units a CPU would use several threads, which takes twice the CPU time.  Neither number is a power of two, so
-that rows of the array of draws do not compete for the same cache lines.
-"""
+"""Largest numbers of units drawn at a time, on GPUs and TPUs (12 MB) and on a CPU (a core's cache; with more, several
+threads take twice the CPU time).  Rows of draws compete for cache lines if the number is a power of two."""
 
 
 @jax.jit
@@ -56,11 +52,7 @@ def host_stream(words: Any, purpose: int) -> np.ndarray:
 
 
 def add(key: Any, tree: Any, std: Any) -> Any:
-    """Add independent N(0, std^2) to every entry of a pytree.  Call this once per step, on the sum of the whole batch.
-
-    `std` is the noise multiplier times the clip norm, whatever the neighbouring relation.  Divide the noisy sum by the
-    *expected* batch size, never by the size that was drawn.
-    """
+    """Add N(0, std^2) to each entry of the sum of a whole batch, once per step; std = noise multiplier * clip norm."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
     words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)
     for dtype in dict.fromkeys(dtypes):
@@ -93,11 +85,7 @@ def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: A
 def draws_of_units(
     words: Any, units: dict[int, int], leaves: int, dtype: Any, first: Any = None
 ) -> Iterator[tuple[int, Any]]:
-    """Draw standard normals in units of 32.  Yield each leaf's index and its draws, of shape (32, the leaf's units).
-
-    `units` maps the index of a leaf to its number of units.  `leaves` is the number of all leaves of the pytree.  The
-    units of a leaf are numbered from 0, or from the leaf's entry in `first`.
-    """
+    """Yield each leaf's index and normals of shape (32, its `units`), with units numbered from 0, or from `first`."""
     begins = np.cumsum([0, *units.values()])
     total = int(begins[-1])
     if total >= 2**31:  # units are counted in int32
@@ -177,14 +165,12 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     """Return an Optax transformation that turns a clipped sum into (clipped sum + noise) / expected batch size.
 
     Its input must be the *sum over the whole drawn batch of gradients clipped to clip_norm*, as ``clipped_sum`` returns
-    it. Sums over several micro-batches must be added first.  The transformation cannot check its input: if
-    it gets an unclipped mean gradient, the usual input of optimizers, the noise protects nothing.
+    it; add micro-batches first.  It cannot be checked: with a mean, or without clipping, the noise protects nothing.
 
     Parameters
     ----------
     key : a JAX key of at least 256 bits, such as ``fresh_key()``, from which every call derives its own stream.
-    noise_multiplier : from 1e-10 to 1e10; the noise has standard deviation noise_multiplier times
-        ``sensitivity(clip_norm)``.
+    noise_multiplier : from 1e-10 to 1e10: the standard deviation of the noise divided by ``sensitivity(clip_norm)``.
     clip_norm : as given to ``clipped_sum``.
     expected_batch_size : > 0, the divisor of the noisy sum; never the size of the batch that was drawn.
 
@@ -192,8 +178,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     -------
     optax.GradientTransformation
 
-    The privacy cost of one call depends on how the caller draws the batch.  With Poisson sampling at rate q a call
-    costs as much as PoissonSampled(Gaussian(noise_multiplier), q).
+    With Poisson sampling at rate q one call costs as much privacy as PoissonSampled(Gaussian(noise_multiplier), q).
 
     References
     ----------

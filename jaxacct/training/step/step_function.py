@@ -1,7 +1,6 @@
 """One private step as pure functions: they draw, clip and sum in micro-batches, add noise, divide, and update.
 
-`private_step` combines these functions for data on one device.  If the data are elsewhere, or on several devices, the
-caller combines them: `draw`, then `add` for each micro-batch, then `release` once.
+`private_step` combines them on one device; elsewhere call `draw`, then `add` per micro-batch, then `release` once.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Correlated(NamedTuple):
     """Optimizer state of a step with correlated noise.  Keep the buffers `past` as secret as the run's key."""
 
     past: Any  # a pytree like the parameters, whose arrays have a first axis that counts the buffers
-    own: Any  # the optimizer's own state
+    own: Any
 
 
 def own_state(opt_state: Any) -> Any:
@@ -73,8 +72,8 @@ class Numbers(NamedTuple):
     position: Any  # which batch of its pass, slot of its round, or group of the run the step takes; counted from 0
     expected_batch_size: Any
     gradient_noise: Any  # noise multiplier on the gradients
-    count_draw: Any = None  # noise on the count of the adaptive clip norm, which the host draws; None without a count
-    loss_draw: Any = None  # noise on the private loss, which the host draws; None without a private loss
+    count_draw: Any = None  # noise on the count of the adaptive clip norm, drawn by the host; None without a count
+    loss_draw: Any = None  # likewise for the private loss
     taps: Any = None  # the strategy's `Taps` for correlated noise; None if the noise of all steps is independent
 
 
@@ -135,7 +134,7 @@ def numbers_at(
 def _thresholds(plan: Any) -> np.ndarray:
     """Return the `sampler.threshold` of every record of a plan, as an array of shape (3, dataset_size)."""
     found = sampler.threshold(plan.require_rates())
-    found.setflags(write=False)  # all steps read the one cached array, so nobody may write into it
+    found.setflags(write=False)
     return found
 
 
@@ -200,9 +199,9 @@ class Sums(NamedTuple):
 class Observed(NamedTuple):
     """Values of a step's batch, for a log.  Only `value` is private.  No decision may depend on the other fields."""
 
-    loss: Any  # sum of the losses of the contributing members, whose number is `members - not_finite`
-    aux: Any  # sum of aux over the contributing members
-    members: Any  # number of members
+    loss: Any  # summed over the contributing members, whose number is `members - not_finite`
+    aux: Any  # summed likewise
+    members: Any
     clipped: Any  # number of members whose gradient was clipped
     not_finite: Any  # number of members whose gradient is not finite and contributes nothing
     value: Any  # the private loss that the optimizer got; None if no private loss is released
@@ -375,8 +374,7 @@ def sums_over(
 def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
     """Return the step as a pure function, which gets the words of a step key and of a pass key.
 
-    Each step must have its own step key.  All steps of a pass or round must have the same pass key.  If the batch rule
-    has groups or a fixed order, all steps of the run must have the same pass key.
+    Each step needs its own step key.  A pass or round (with groups or a fixed order: the run) has one pass key.
     """
 
     def step(
@@ -409,7 +407,7 @@ def mean_over_examples(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 
         def mean(each: Any) -> Any:
             inexact = jnp.issubdtype(each.dtype, jnp.inexact)
-            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)  # the mean of integers is a float
+            dtype = each.dtype if inexact else jnp.result_type(each, jnp.float32)
             return jnp.sum(each * weights.astype(dtype).reshape(-1, *(1,) * (each.ndim - 1)), axis=0)
 
         return jax.tree.map(mean, found)
@@ -498,9 +496,8 @@ def averaged(optimizer: Foreign, decay: float = 0.9999) -> Foreign:
     """Return an optimizer that makes the same updates and also keeps a moving average of the parameters in its state.
 
     After step t the average is d a + (1 - d) p, with a the previous average, p the new parameters, and
-    d = min(decay, (1 + t)/(10 + t)).  With this d the initial parameters soon lose their weight.  The average depends
-    on released parameters alone, so it costs no privacy.  `state.opt_state.average` holds the average;
-    `params_of(folder, average=True)` reads it from a checkpoint.
+    d = min(decay, (1 + t)/(10 + t)).  It depends on released parameters alone, so it costs no privacy.
+    `state.opt_state.average` holds it; `params_of(folder, average=True)` reads it from a checkpoint.
 
     Parameters
     ----------

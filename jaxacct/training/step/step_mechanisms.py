@@ -25,8 +25,7 @@ POISSON, TRUNCATED, ALLOCATION = "poisson", "truncated_poisson", "random_allocat
 WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = "without_replacement", "fixed_batches", "cyclic_poisson", "fixed_order"
 SAMPLING = (POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER)  # the batch rules
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
-"""Batch rules by which all steps of a pass or round are one release, and under ORDER all steps of the run.
-A record is in at most one batch of each pass or round."""
+"""Batch rules with one release per pass or round (ORDER: per run).  A record is in at most one batch of each."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw the batch of each record anew for every pass.  The groups of CYCLIC are drawn once in a run."""
 WITH_NOISE = (CYCLIC, ORDER)  # rules that allow correlated noise, since two steps of a record are far apart
@@ -36,12 +35,9 @@ INSTEAD = {
     FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
     ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
 }
-"""Part of an error: what to account for under rules where adding a record moves another record to another batch.
-
-The added record takes the place of the moved one.  So the sum of one batch changes by up to 2 C (C is the clip norm),
-and the sum of another by up to C.  The two changes are orthogonal under FIXED.  Under ORDER they are not, since steps
-share noise.
-"""
+"""Part of an error: what to account for if an added record takes the place of another, which moves to another batch.
+Then one batch's sum changes by up to 2 C, with C the clip norm, and another's by up to C.  The changes are orthogonal
+under FIXED, but not under ORDER, where steps share noise."""
 _SHARED = "the next ones share noise with them"
 STAYS = {
     "noise": f"{_SHARED}; let it stay, or recalibrate the plan so far",
@@ -81,17 +77,14 @@ class Turn(NamedTuple):
 class Release(NamedTuple):
     """One release: the noisy sum of a step, or all noisy sums of a pass under a batch rule in `BY_PASS`.
 
-    The sampling_probability is the rate of a step.  For a pass over fixed batches it is 1.  For a round of random
-    allocation it is 1 divided by the number of slots.  For a pass of cyclic Poisson sampling it is the rate within a
-    group, or 1 if the pass of a step is not known.  The release of a step or pass also covers the effect of its records
-    on later steps that share its noise.
+    It also covers the effect of its records on later steps that share its noise.
     """
 
     sampling: str
     noise_multiplier: float
-    sampling_probability: float
+    sampling_probability: float  # of a step; 1 for UNSAMPLED rules and unknown cyclic passes; 1 / slots of a round
     cap: int = 0  # the largest batch under truncated Poisson sampling; 0 under other rules
-    dataset_size: int = 0  # the number of records under truncated Poisson sampling; 0 under other rules
+    dataset_size: int = 0  # likewise the number of records
 
 
 def single(
