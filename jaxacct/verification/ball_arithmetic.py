@@ -1,7 +1,7 @@
 """Ball arithmetic from python-flint, and the exceptions by which a verification stops.
 
-A ball is a number with a radius: the true value lies within the radius of the midpoint.  Every operation returns a
-ball that holds the true result for all members of its arguments.  So rounding is enclosed and never estimated.
+A ball is a midpoint with a radius.  Every operation returns a ball that holds the results for all members of its
+arguments, so that rounding is enclosed and never estimated.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Check of a bracket of epsilon or delta against the mechanism's definition, in ball arithmetic: `ja.verify`.
-
-The check begins with a wide enclosure of delta(eps), which costs almost nothing and refutes grossly false brackets.
-Let P and Q be the two laws of the outcome.  The lower end is the largest P(S) - e^eps Q(S) over some sets S of
-outcomes, among them the best set for each single step.  For Poisson-sampled Gaussians the upper end is the delta of the
-same Gaussians without sampling.  Sampling does not make delta larger, since the hockey-stick divergence is convex in P
-and in Q.
-"""
+"""Check of a bracket of epsilon or delta against the mechanism's definition, in ball arithmetic: `ja.verify`."""
 
 from __future__ import annotations
 
@@ -64,13 +57,12 @@ class Verification:
     status : str or array of str
         "verified", "refuted" or "undecided".
     digits : int or array of int
-        Number of decimal digits to which delta is known: the smallest over all epsilons at which delta was computed.
-        0 where nothing is known, 99 where nothing had to be computed.
+        Decimal digits to which delta is known, the fewest of all epsilons at which it was computed.  0 where nothing is
+        known, 99 where nothing had to be computed.
     lower, upper : float or array of float
         Enclosure of the true delta at the epsilon `at`.
     at : float or array of float
-        For a bracket of epsilon, `at` is the upper end, or the lower end where the upper end is infinite.  For a
-        bracket of delta, `at` is the epsilon given.
+        The upper end of a bracket of epsilon (the lower end if the upper is infinite), or the epsilon given.
     seconds : float or array of float
         Time taken.
     explanation : str or array of str
@@ -119,16 +111,15 @@ def verify(
         undecided where neither verdict is proved within the time limit.
 
     lower = 0 and upper = inf hold always.  lower = inf holds where an infinite loss has a probability above delta.  A
-    bracket of delta is compared with delta(epsilon) itself.  An end that is NaN is never verified.  A bracket is
-    undecided if its mechanism has no definition here, or has a field that the definition does not read.
+    bracket of delta is compared with delta(epsilon).  An end that is NaN is never verified.  A bracket is undecided if
+    its mechanism has no definition here, or has a field that the definition does not read.
 
     Parameters
     ----------
     mechanism : Mechanism
     bounds : Bounds, anything with `lower` and `upper`, or the result of a calibration, whose `epsilon` is checked
     delta, epsilon : array_like
-        Give delta for a bracket of epsilon, or epsilon for a bracket of delta.  The value broadcasts with the mechanism
-        and the bounds.
+        Delta for a bracket of epsilon, epsilon for one of delta.  It broadcasts with the mechanism and the bounds.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
         The neighbouring relation for which the bracket was computed.
     seconds : float
@@ -137,8 +128,7 @@ def verify(
     Returns
     -------
     Verification
-        `status`, `digits`, and `lower`, `upper`: an enclosure of the true delta at the epsilon `at`, which is the
-        bracket's upper end (for a bracket of epsilon) or the epsilon given.
+        `status`, the reason in `explanation`, and an enclosure of delta with the number of its `digits`.
 
     Raises
     ------
@@ -254,10 +244,7 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """Return the answer of `_epsilon_at_least` if `delta` is at most the chance of an infinite loss, else None.
-
-        Proof: README.md of this folder, "What is verified".
-        """
+        """Answer `_epsilon_at_least` if delta <= Pr[infinite loss], or return None (README.md, "What is verified")."""
         for bits in delta_enclosure.BITS:
             if time.monotonic() > self.deadline:
                 self.reason = "the time was up"
@@ -384,7 +371,7 @@ class _Configuration:
 
 
 def enclose(composition: Any, epsilon: Any) -> Any:
-    """Return a ball that holds delta(epsilon) of a composition in one direction."""
+    """Return a ball that holds delta(epsilon) of a composition in one direction (README.md, "The quick enclosure")."""
     low, high = composition.infinity.max(0), arb(1)
     for part, count in composition.parts:
         if not count > 0:
@@ -399,7 +386,7 @@ def enclose(composition: Any, epsilon: Any) -> Any:
             square += count * (part.square if isinstance(part, GaussianLoss) else 1 / part.sigma**2)
         high = high.min(GaussianLoss(square).hockey_stick(epsilon))
     low, high = low.lower(), high.upper()
-    # A law of integer noise may lack far outcomes.  The masses of the others are unchanged, so both bounds hold.
+    # a law of integer noise may leave out far outcomes: the masses of the others are unchanged, so both bounds hold
     return between(low.max(0), high) if low <= high and high.is_finite() else arb("nan")
 
 

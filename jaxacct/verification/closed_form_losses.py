@@ -19,7 +19,7 @@ class ClosedForm:
     """The mass of the finite losses under P, which is M(0), and under Q, which is M(-1)."""
 
     def mgf(self, z: Any) -> Any:
-        raise NotImplementedError  # each law of this file overrides this method
+        raise NotImplementedError
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
         """Compute log M(c) in floats, for planning only."""
@@ -27,7 +27,7 @@ class ClosedForm:
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
         """Bound |M(c + iu)| from above for all u >= t."""
-        raise NotImplementedError  # each law of this file overrides this method
+        raise NotImplementedError
 
     def log_decay(self, c: float, t: float) -> float:
         """Compute the logarithm of `decay` in floats, for planning only."""
@@ -152,10 +152,7 @@ class SampledLaplace:
 
 
 def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
-    """Return delta of a Poisson-sampled step. `base`, the loss without sampling, has the same law in both directions.
-
-    Proof: README.md of this folder, "One step, and enumeration".
-    """
+    """Return delta of a sampled step. The unsampled loss `base` must be alike both ways (README.md, "One step")."""
     grown = epsilon.exp()
     if direction == "remove":
         inner = 1 + (grown - 1) / rate

@@ -1,9 +1,4 @@
-"""Encloses delta(eps) in one direction, by the method that suits the law, at several levels of effort.
-
-For laws with finitely many losses, delta is a sum over all values of the total loss.  Two or three sampled Gaussian
-steps are integrated directly.  For other compositions the moment generating function of the loss is summed over a
-vertical line of the complex plane (line_sum.py).
-"""
+"""Encloses delta(eps) in one direction, by the method that suits the law, at several levels of effort."""
 
 from __future__ import annotations
 
@@ -27,15 +22,13 @@ FAR_TOO_MANY = 10**30
 LEVELS = 4
 """Number of levels of effort. Each tuple below has one entry for each level."""
 BITS = (160, 320, 1280, 5120)
-"""Bits of precision of closed forms and of enumeration at each level. Cancellation costs some laws thousands of
-bits."""
+"""Bits of precision of closed forms and of enumeration at each level. Some laws lose thousands to cancellation."""
 DIGITS = (4, 10, 15, 22)
 """Decimal digits wanted of a sum over a line (line_sum.py) at each level. Level 0 decides most brackets."""
 NODES = (20_000, 100_000, 400_000, 1_000_000)
 """Largest number of nodes of a sum over a line at each level. The last number bounds the time and memory of a sum."""
 GAUSSIAN_DIGITS = (12, 15, 19, 25)
-"""Decimal digits wanted, in place of DIGITS, if all steps are sampled Gaussians. Their brackets are narrow, so that an
-enclosure of fewer digits seldom decides whether a bracket holds."""
+"""DIGITS if all steps are sampled Gaussians. Their brackets are so narrow that fewer digits seldom decide."""
 MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
 """Largest number of total losses that are added up one by one, at each level. With more, a sum over a line is taken."""
 
@@ -52,7 +45,7 @@ def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, 
         if largest is not None and largest <= ball(epsilon):
             return infinite + left_out
         if level == 0 and all(count > 0 and hasattr(part, "hockey_stick") for part, count in parts):
-            # delta(eps) is at most the sum of the steps' total variations.  A sum below e^log_scale is close enough.
+            # delta(eps) is at most the sum of the steps' total variations: a sum below e^log_scale is close enough
             most = sum((count * part.hockey_stick(ball(0.0)) for part, count in parts), infinite + left_out)
             if most.abs_upper() < ball(log_scale).exp():
                 return between(0, most.abs_upper())
@@ -91,7 +84,7 @@ def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scal
     if fits_direct_integration(parts):
         methods.insert(0, lambda: by_direct_integration(build, epsilon, log_scale, digits))
         if sum(count for _, count in parts) > 2:
-            # Three steps take two nested integrals, which last seconds.  So a short sum over a line is tried first.
+            # three steps take two nested integrals, hence seconds: try a short sum over a line first
             methods.insert(0, lambda: line_sum.enclose(build, epsilon, log_scale, digits, most, 4_000_000))
     for method in methods[:-1]:
         try:
@@ -108,7 +101,7 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
     if len(parts) == 1:
         ((part, count),) = parts
         if isinstance(part, LaplaceLoss) and count <= 300:  # limits the cost, which grows as count^2
-            # The terms of the sum cancel, and the bits lost grow in proportion to the count.  So add bits of precision.
+            # the terms of the sum cancel, and the bits lost grow in proportion to the count
             with precision(BITS[level] + 8 * count):
                 return repeated_laplace(part.top, count, epsilon)
         if isinstance(part, FiniteLosses):
@@ -177,9 +170,8 @@ def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
 def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
     """Return delta(eps) of `count` Laplace mechanisms by a closed form.
 
-    M^count e^{-z eps}, with M the moment generating function, is a sum of terms e^{zd}/w^m with constant factors.  Here
-    w = 1 + 2z, and d = (2k - count) top - eps for k = 0, ..., count.  A term with factor 1 adds to delta the integral
-    I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz, which is 0 for d <= 0.  For d > 0,
+    M(z)^count e^{-z eps} is a sum of terms a e^{zd}/w^m with constants a, w = 1 + 2z and d = (2k - count) top - eps.
+    Each adds a I_m to delta, I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz.  For d <= 0 all I_m are 0.  For d > 0,
     I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2 and I_m = I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since
     1/((w^2 - 1) w^m) = 1/((w^2 - 1) w^{m-2}) - 1/w^m.
     """
@@ -239,18 +231,12 @@ def fits_direct_integration(parts: Any) -> bool:
 
 
 def by_direct_integration(build: Callable[[], Any], epsilon: float, log_scale: float, digits: int) -> Any:
-    """Enclose delta(epsilon) of two or three sampled Gaussian steps.
+    """Enclose delta(epsilon) of 2 or 3 sampled Gaussian steps, to about 10^-digits max(e^log_scale, delta).
 
-    The integrals aim at an absolute error of 10^-digits e^log_scale in delta, or at a relative error of 10^-digits.
+    With the likelihood ratios m_i at outputs u_i ~ N(0, 1), and `grown` = e^eps for remove, e^-eps for add:
 
-    Step i of n has the rate q_i, the noise sigma_i and an output u_i ~ N(0, 1).  The likelihood ratio at u_i is
-    m_i = 1 - q_i + q_i e^{y_i}, with y_i = u_i/sigma_i - 1/(2 sigma_i^2).  With g = e^eps and the mean E[.] over all
-    outputs
+        remove: delta = E[(m_1 ... m_n - grown)_+],    add: delta = e^eps E[(grown - m_1 ... m_n)_+].
 
-        remove: delta = E[(m_1 ... m_n - g)_+],    add: delta = g E[(1/g - m_1 ... m_n)_+].
-
-    The mean over the last step has a closed form, if some output of this step brings m_1 ... m_n to the threshold,
-    g or 1/g.  The integrals over the other outputs end at `_cuts`, so that there always is such an output.
     Proofs: README.md of this folder, "Two and three steps".
     """
     with precision(int(100 + 4 * digits)):
@@ -414,11 +400,7 @@ def _end(step: _Step, cut: Any, inner: Callable[[Any], Any], tolerance: Any) -> 
 
 
 def _integral(function: Callable[[Any], Any], low: Any, high: Any, aims: _Aims, wide: Any) -> Any:
-    """Enclose the integral of `function` from any member of the ball `low` to any member of the ball `high`.
-
-    wide : relative width of the ball m of `_Two`, on which `function` depends; 0 outside `_Two`.  The relative
-        tolerance is the smaller of 0.1 and `wide + aims.share`.
-    """
+    """Enclose the integral from `low` to `high`, both balls. `wide`: relative width of the ball m of `_Two`, else 0."""
     way = high - low
 
     def along(t: Any, _: bool) -> Any:

@@ -16,7 +16,7 @@ import numpy as np
 from jaxacct.verification.ball_arithmetic import NotCovered, acb, arb, ball
 
 Masses = tuple[Any, ...]
-"""Fields (p, q, loss, grid, cut, unbounded) of a `FiniteLosses`. If loss is None, log p/q is still to be computed."""
+"""Fields (p, q, loss, grid, cut, unbounded) of a `FiniteLosses`. A loss None stands for log p/q, yet to be computed."""
 
 MOST_OUTCOMES = 20_000
 """Largest number of outcomes of integer noise. It limits the memory, since several balls are kept for every outcome."""
@@ -24,24 +24,16 @@ MOST_OUTCOMES = 20_000
 
 @dataclass(frozen=True)
 class FiniteLosses:
-    """Two laws P and Q with finitely many outcomes, given by the outcomes whose loss log p/q is finite.
-
-    key : equal for equal laws.
-    loss, p, q : the loss of each outcome, and its probability under P and under Q.
-    infinity : probability, under P, of the outcomes with q = 0, whose loss is infinite.
-    grid : (offset, step, whole numbers k) if every loss is known to be offset + k step; None otherwise.
-    cut : upper bound of the probability, under P, of outcomes left out; 0 except for integer Gaussian noise.
-    unbounded : whether the losses would be unbounded if no outcome were left out.
-    """
+    """Two laws P and Q with finitely many outcomes: loss log p/q, p and q of each outcome whose loss is finite."""
 
     key: Any
     loss: tuple[Any, ...]
     p: tuple[Any, ...]
     q: tuple[Any, ...]
-    infinity: Any
-    grid: Any
-    cut: Any
-    unbounded: bool = False
+    infinity: Any  # probability, under P, of the outcomes with q = 0, whose loss is infinite
+    grid: Any  # (offset, step, whole numbers k) if every loss is known to be offset + k step; None otherwise
+    cut: Any  # upper bound of the probability, under P, of outcomes left out; 0 except for discrete Gaussian noise
+    unbounded: bool = False  # whether the losses would be unbounded if no outcome were left out
 
     @property
     def largest(self) -> Any:
@@ -150,8 +142,7 @@ def several_answers(p: Any, k: int) -> Masses:
 def output_masses(p: list[float], q: list[float]) -> Masses:
     """Return the masses of two probability vectors, each divided by its sum."""
     one, two = ([ball(x) for x in law] for law in (p, q))
-    # A law whose sum is exactly 1 is not divided. Even a division by 1 would round, and then the probability of an
-    # infinite loss could not be shown to equal delta.
+    # even a division by 1 would round, and then Pr[infinite loss] could not be shown to equal delta
     one, two = (law if total == 1 else [x / total for x in law] for law in (one, two) for total in [sum(law, arb(0))])
     return one, two, [None] * len(one), None, arb(0), False
 
@@ -194,11 +185,7 @@ def _profile(p: list[Fraction], q: list[Fraction]) -> Callable[[Fraction], Fract
 
 
 def response(epsilon: Any, delta: Any) -> Masses:
-    """Return the masses of the pair of laws that dominates every (epsilon, delta)-DP mechanism.
-
-    With probability 1 - delta each law gives an answer of randomised response. With probability delta it gives an
-    outcome that the other law never gives.
-    """
+    """Return the masses of the pair of laws that dominates every (epsilon, delta)-DP mechanism."""
     rare = (1 - delta) / (1 + epsilon.exp())
     likely = (1 - delta) / (1 + (-epsilon).exp())
     p, q = [likely, rare], [rare, likely]

@@ -1,8 +1,4 @@
-"""Mixtures of Gaussians. Encloses delta of one step, and M(z) = E_P[e^{zL}] of its loss L at points z of a line.
-
-Delta of one step is P(S) - e^eps Q(S) for the event S at which this difference is largest.
-Proofs: README.md of this folder, "Mixtures of Gaussians".
-"""
+"""Losses of mixtures of Gaussians. Proofs: README.md of this folder, "Mixtures of Gaussians"."""
 
 from __future__ import annotations
 
@@ -18,8 +14,7 @@ from jaxacct.verification.ball_arithmetic import acb, arb, ctx, gaussian_tail, w
 from jaxacct.verification.sampled_gaussian import SampledGaussian, around_fixed_point
 
 NEGLIGIBLE = arb(2) ** -400
-"""A mixture over the number of drawn records leaves out the largest numbers. Their probabilities together are less than
-this."""
+"""A mixture leaves out the largest numbers of drawn records, whose probabilities sum to less than this."""
 
 
 def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
@@ -28,8 +23,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
     while j <= trials:
         weights.append(math.comb(trials, j) * chance**j * (1 - chance) ** (trials - j))
         j += 1
-        # Beyond j = 2 (trials chance + 1) each term is less than half the previous term. So the terms from j on sum to
-        # less than twice the last one kept.
+        # beyond j = 2 (trials chance + 1) each term is below half the one before: the rest is below 2 weights[-1]
         if j > 2 * float((trials * chance + 1).upper()) and 2 * weights[-1] < NEGLIGIBLE:
             return weights, (2 * weights[-1]).abs_upper() if j <= trials else arb(0)
     return weights, arb(0)
@@ -44,18 +38,11 @@ def hypergeometric_weights(size: int, group: int, batch: int) -> tuple[list[Any]
 
 @dataclass(frozen=True)
 class GaussianMixture(SampledGaussian):
-    """The loss of the mixture sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2), in one direction.
+    """The loss of sum_j weight_j N(share_j, sigma^2) against N(0, sigma^2). `SampledGaussian` has shares 0 and 1."""
 
-    `SampledGaussian` is the case with the two shares 0 and 1.
-
-    shares : the means of the components, in ascending order. The last is 1.
-    weights : the probability of each component.
-    lost : upper bound of the probability, under P, that a left-out component is drawn.
-    """
-
-    shares: tuple[Any, ...] = ()
+    shares: tuple[Any, ...] = ()  # ascending; the last is 1
     weights: tuple[Any, ...] = ()
-    lost: Any = 0
+    lost: Any = 0  # upper bound of the probability, under P, that a left-out component is drawn
 
     @classmethod
     def of(cls, sigma: Any, weights: Any, lost: Any, direction: str) -> GaussianMixture:

@@ -2,12 +2,9 @@
 
     delta(eps) = (1/2 pi i) int M(z) e^{-z eps}/(z (z + 1)) dz,   M(z) = prod_i M_i(z)^{n_i},   Re z = c > 0
 
-Part i of the composition has the moment generating function M_i of its loss, and the count n_i.  The trapezoid rule of
-step 2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly.  The terms with j != 0 are called aliases.
-Proofs: README.md of this folder, "The sum over a line".
-
-A plan, made in floats, chooses the line, the period and length of the sum, and the outputs that are left out.  No
-number of a plan enters a bound without being bounded again in ball arithmetic: a bad plan only widens bounds.
+M_i is the moment generating function of the loss of part i, which has the count n_i.  The trapezoid rule of step
+2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly; the terms with j != 0 are called aliases.  Each number
+of a `Plan` is bounded again in balls, so that a bad plan only widens bounds.  Proofs: README.md, "The sum over a line".
 """
 
 from __future__ import annotations
@@ -24,25 +21,17 @@ from jaxacct.verification.closed_form_losses import GaussianLoss
 from jaxacct.verification.sampled_gaussian import Cut
 
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
-"""The line of integration is tried at Re z = share * saddle point, for each of these shares.
-
-At a share below 1 the aliases may fall faster.  These are the terms e^{j c p} delta(eps + j p) with j != 0.
-"""
+"""Shares of the saddle point at which the line Re z = c is tried. At a share below 1 the aliases may fall faster."""
 LONG_SUM_PRODUCTS = 400_000
-"""A sum with at least this many products counts as long. For a long sum of sampled Gaussians, the costlier plans of
-`plans` are tried too. Each node of the sum takes as many products as the quadrature for M(z) has nodes."""
+"""If a sum of sampled Gaussians takes this many products or more, `plans` makes other plans too."""
 REUSE_SHARE = 1e-3
-"""A kept sum is used again if the new epsilon differs from the sum's own epsilon by at most this number times epsilon,
-and the new log_scale differs from the sum's own log_scale by at most this number."""
+"""A kept sum is used again at a change of epsilon (relative) and log_scale (absolute) of at most this number."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
 """(key, epsilon, log_scale, sum) of the latest sums. A sum serves for every epsilon near its own."""
 
 
 def enclose(build: Any, epsilon: float, log_scale: float, digits: int, most: int, dearest: float = float("inf")) -> Any:
-    """Enclose delta's part from finite losses with an error of about 10^-digits e^log_scale.
-
-    Raises Unplanned if every plan with at most `most` nodes costs `dearest` or more.
-    """
+    """Enclose delta's part from finite losses to 10^-digits e^log_scale. Raise Unplanned if no plan costs < dearest."""
     with precision(128), np.errstate(all="ignore"):
         parts = build()
         key = (tuple((part.key, count) for part, count in parts), digits, most)
@@ -90,10 +79,7 @@ class LineSum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """Return M(z)/(z (z + 1)) at every node, halved at the first node.
-
-        With `small_loss` in the plan, the values leave out the runs in which every step has a small loss.
-        """
+        """Return M(z)/(z (z + 1)) at every node, half of it at the first; with `small_loss`, M - A for M (`_tail`)."""
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
         apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []
@@ -153,8 +139,7 @@ class LineSum:
         if not plan.smoothing:
             whole = first - _aliases(self.parts, plan, epsilon)
             return whole + plan.small_loss.delta(self.parts, epsilon) if plan.small_loss else whole
-        # `second` is smoothed with 4 times the variance of `first`. So each term of `first` has the factor `rise`, and
-        # each term of `second` has the factor rise^4.
+        # `second` has 4 times the smoothing variance of `first`: its terms have the factor rise^4 in place of rise
         most = arb(4)
         aliases = _aliases([*self.parts, (GaussianLoss(most * square), 1)], plan, epsilon)
         first -= aliases
@@ -225,39 +210,26 @@ def _moment(parts: Any, a: Any, epsilon: Any) -> Any:
 
 
 class Line(NamedTuple):
-    """The line Re z = c, and the period of the sum along it.
-
-    below, above : exponents a of the Chernoff bounds of the aliases delta(epsilon + j period) for j < 0 and for j > 0;
-        None on a side where every loss is less than one period away from epsilon.
-    """
+    """The line Re z = c, and the period of the sum along it."""
 
     c: float
     period: float
-    below: float | None
-    above: float | None
+    below: float | None  # exponent of Chernoff's bound of aliases with j < 0; None if no loss is below epsilon - period
+    above: float | None  # the same for j > 0; None if no loss is above epsilon + period
     cost: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All choices that are made before a sum over a line.
-
-    line : the line and the period of the sum along it.
-    count : number of nodes of the sum.
-    smoothing : standard deviation of the extra Gaussian loss, 0 where there is none; see "Smoothing" in README.md.
-    bits : accuracy of the values of M, in nats (factors of e).
-    cost : number of products that the sum takes: its nodes times the nodes of one M(z).
-    small_loss : the cuts that separate steps with small loss from other steps; None if nothing is separated.
-    cuts : for each part, the cuts above which its largest outputs are left out; empty if none are left out.
-    """
+    """All choices that are made, in floats, before a sum over a line."""
 
     line: Line
-    count: int
-    smoothing: float
-    bits: float
-    cost: float
+    count: int  # nodes of the sum
+    smoothing: float  # standard deviation of the extra Gaussian loss, or 0 (README.md, "Smoothing")
+    bits: float  # accuracy of the values of M, in nats
+    cost: float  # products that the sum takes: its nodes times the nodes of one M(z)
     small_loss: small_loss_steps.SmallLossSteps | None = None
-    cuts: tuple[tuple[Cut, ...], ...] = ()
+    cuts: tuple[tuple[Cut, ...], ...] = ()  # for each part, the cuts above which its largest outputs are left out
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:

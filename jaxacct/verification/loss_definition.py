@@ -1,8 +1,4 @@
-"""The definition of each mechanism: its privacy loss in one direction, as independent losses with counts.
-
-These definitions follow the mechanisms' documentation and share no code with `Mechanism.expand`, which the engines use.
-A matrix mechanism is defined by the columns of its matrix C, and by how far one record moves C X, with X the data.
-"""
+"""The definition of each mechanism's privacy loss in one direction. It shares no code with `Mechanism.expand`."""
 
 from __future__ import annotations
 
@@ -51,8 +47,7 @@ RULES: dict[type, Rule] = {}
 """The rule of each class of mechanism; subclasses do not inherit it."""
 R = TypeVar("R", bound=Rule)
 MOST_RECORDS = 20_000
-"""Largest number of records under capped sampling.  The chance that the cap is reached is a sum with a term for almost
-every record."""
+"""Largest number of records under capped sampling, since Pr[the cap is reached] has a term for almost every record."""
 EITHER = "either"
 """The direction that covers both orders of each pair of laws, (p, q) and (q, p). Its delta is the larger of the two."""
 
@@ -408,24 +403,19 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 
 @defines(known.SampledWithReplacement)
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
-    """Return the loss of draws with replacement. The group has Binomial(batch_size, group/dataset_size) of the draws.
-
-    Each record of the group takes the place of an ordinary record, so it moves the sum by up to twice the clip norm.
-    """
+    """Return the loss of draws with replacement. The group has Binomial(batch_size, group/dataset_size) of them."""
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
+    # each draw of the group takes the place of an ordinary record, so it moves the sum by up to twice the clip norm
     return _mixture(_noise(mechanism) / 2, *weights, asked.direction)
 
 
 def drawn_group(asked: Asked, mechanism: Any, ratio: Any, group: int, dataset_size: Any) -> list[Part]:
-    """Return the loss of draws without replacement. The number of the group's records in the batch is hypergeometric.
-
-    Each record of the group takes the place of an ordinary record, so it moves the sum by up to twice the clip norm.
-    """
+    """Return the loss of draws without replacement. The number of the group's records drawn is hypergeometric."""
     _refuse(asked, "a group of records sampled without replacement", "replace_one", "zero_out")
     size = int(dataset_size)
     weights = hypergeometric_weights(size, group, round(size * float(ratio)))
-    return _mixture(_noise(mechanism) / 2, *weights, asked.direction)
+    return _mixture(_noise(mechanism) / 2, *weights, asked.direction)  # halved as in `_with_replacement`
 
 
 def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
@@ -486,10 +476,8 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
-    """Return the worst pair of laws of the noisy sum for eps >= 0.
-
-    With chance `rate` the record adds x in one law, 0 in the other. Else another adds -x (remove) or x (add) in both.
-    """
+    """Return the worst pair of laws of the noisy sum for eps >= 0."""
+    # with chance `rate` the record adds x in one law, 0 in the other; else another adds -x (remove) or x (add) in both
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))
@@ -573,10 +561,8 @@ def _product(one: Column, other: Column) -> Any:
 def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves:
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
-    G is the Gram matrix of the columns.  The upper end of the enclosure is the largest sum_ij |G_ij| of all patterns.
-    The lower end takes the pattern with that sum, and x_i = +x or -x.  If the pattern has at most MOST_SIGNS steps, the
-    lower end is the largest squared norm over all signs.  Otherwise it is the larger of two squared norms: the one for
-    equal signs, and the mean over all signs, which is the trace of G.
+    With the Gram matrix G of the columns, the upper end is the largest sum_ij |G_ij| of a pattern.  The lower end is
+    the largest squared norm tried at that pattern with x_i = +x or -x, or the trace of G, which is the mean over signs.
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 
@@ -624,11 +610,7 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
 
 
 def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> Moves:
-    """Return the sampling rate, and the squared norms of the columns of one group, as balls in descending order.
-
-    The r-th ball reaches from the r-th largest squared norm of one fixed group to the maximum of the r-th largest
-    squared norms of all groups. Nearly equal balls are merged.
-    """
+    """Return the rate and, for each r, the ball from one group's r-th largest squared column norm to any group's."""
     for first, column in enumerate(columns):
         if not all(type(row) is int and first <= row < first + groups for row in column):
             raise NotCovered("cyclic Poisson sampling of more bands than groups, or of a tree")
@@ -657,8 +639,7 @@ MATRICES: dict[type, Callable[..., list[Column]]] = {
     strategies.ColumnNormalised: _column_normalised,
     strategies.PrefixSum: _tree,
 }
-"""For each class of strategy, the function from its fields to the columns of C. `epochs` is left out, since no matrix
-depends on it."""
+"""For each class of strategy, the function from its fields to the columns of C. No matrix depends on `epochs`."""
 WAYS: dict[type, Callable[..., Moves]] = {
     strategies.SingleParticipation: lambda columns: _squared_move(columns, [(step,) for step in range(len(columns))]),
     strategies.FixedEpochs: _in_epochs,

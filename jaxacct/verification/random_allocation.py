@@ -1,10 +1,4 @@
-"""Encloses delta of one round of random allocation.
-
-Delta follows from E(k - S)_+, where S is the likelihood ratio and k = e^eps or e^-eps.  E(k - S)_+ is computed as a sum
-over a line of the complex plane.
-
-Proofs: README.md of this folder, "One round of random allocation".
-"""
+"""Encloses delta of one round of random allocation. Proofs: README.md, "One round of random allocation"."""
 
 from __future__ import annotations
 
@@ -29,10 +23,9 @@ MARGIN = 14.0
 class AllocationLoss:
     """The loss of P = (1/t) sum_i N(e_i, sigma^2 I) against Q = N(0, sigma^2 I) in t dimensions, in one direction.
 
-    S = (X_1 + ... + X_t)/t is the ratio of the densities of P and Q.  Each X_i is e^{s u - s^2/2} with s = 1/sigma,
-    where u has the law N(0, 1) under Q.  E is the mean under Q, and put(k) = E(k - S)_+ is computed from
-    phi(z) = E e^{-z X_i/t}.  For remove, delta is E(S - e^eps)_+ = 1 - e^eps + put(e^eps).  For add, delta is
-    e^eps put(e^-eps).
+    P/Q is S = (X_1 + ... + X_t)/t with X_i = e^{s u - s^2/2}, s = 1/sigma, where u ~ N(0, 1) under Q.  With
+    put(k) = E_Q(k - S)_+, which is computed from phi(z) = E_Q e^{-z X_i/t}, delta is 1 - e^eps + put(e^eps) for remove,
+    and e^eps put(e^-eps) for add.
     """
 
     sigma: Any
@@ -90,10 +83,7 @@ class AllocationLoss:
         return ((total + error) * ((angle * self.sigma) ** 2 / 2).exp()).abs_upper()
 
     def _values(self, c: Any, step: Any, plan: _Plan) -> Any:
-        """Yield enclosures of phi(c + 1j * n * step) at integers n, one row of the plan after another.
-
-        A block of rows is computed as one product of two matrices.
-        """
+        """Yield enclosures of phi(c + 1j * n * step) at integers n, one row of the plan after another."""
         weights, exponents, error = self._nodes(c, arb(plan.angle), arb(plan.strip), plan)
         size, spread = len(weights), acb(within(error), within(error))
         right = []
@@ -116,10 +106,7 @@ class AllocationLoss:
     def _nodes(self, c: Any, angle: Any, strip: Any, plan: _Plan) -> tuple[list[Any], list[Any], Any]:
         """Return (weights w, exponents x, error): phi(z) is within `error` of the sum of w e^{zx} where Re z >= c.
 
-        With a positive angle the error bound holds for Im z >= 0, and with the angle 0 for real z.
-
-        angle : sets the path of integration, Im u = -angle sigma.  On this path e^{s u} turns by -angle, in radians.
-        strip : distance between the path and each of the two lines that bound the error, divided by sigma.
+        This holds for Im z >= 0 if the angle is positive, and for real z if it is 0.  The path is Im u = -angle sigma.
         """
         s, t, down = 1 / self.sigma, self.slots, angle * self.sigma
         width = strip * self.sigma
@@ -168,8 +155,7 @@ class _Plan:
         self.width = max(1, int(np.sqrt(self.count)))
         self.rows = range(-(-self.count // self.width))
         self.count = len(self.rows) * self.width
-        # `digits` is the accuracy of phi in nats. The relative error of phi^t is t times that of phi, and the errors of
-        # all terms add up. So `digits` has the summands log(t) and log(count).
+        # accuracy of phi in nats: phi^t has t times the relative error of phi, and the errors of all terms add up
         small = float(self._log_phi(np.array([self.c]))[0])
         self.digits = max(start - goal, 1.0) - small + np.log(t) + np.log(self.count) + MARGIN
         self.angle, nodes = self._angle(s)

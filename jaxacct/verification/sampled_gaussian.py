@@ -1,6 +1,5 @@
 """The Poisson-sampled Gaussian: encloses M(z) = E_P[e^{zL}] by a sum whose error does not grow with Im z.
 
-At u = output/sigma the likelihood ratio is mix = 1 - rate + rate e^y, with y = u/sigma - 1/(2 sigma^2).
 Proofs: README.md of this folder, "The sampled Gaussian" and "Outputs cut in two".
 """
 
@@ -41,22 +40,17 @@ class Cut:
 class SampledGaussian:
     """The loss of N(1, sigma^2) against N(0, sigma^2), sampled at a rate in (0, 1), in one direction.
 
-    Let u ~ N(0, 1), y = u/sigma - 1/(2 sigma^2) and mix = 1 - rate + rate e^y.  The moment generating function M(z) of
-    the loss is E[mix^{z+1}] for remove, and E[mix^{-z}] for add.  Both are entire functions.  With cuts, these
-    means weight each output by the share that the cuts keep.  The methods write N(u) for the density of u, and e
-    for the exponent of mix at Re z = c, which is c + 1 for remove and -c for add.
-
-    sigma, rate, direction : noise multiplier, sampling probability, and "remove" or "add".
-    cuts : smooth cuts, each of which keeps a share of every output; empty for the whole law.
-    _means, _terms : earlier results of `mean` and `_moved_terms`, by argument.
+    Let u ~ N(0, 1) be output/sigma, y = u/sigma - 1/(2 sigma^2), and mix = 1 - rate + rate e^y the likelihood ratio.
+    M(z) = E_P[e^{z loss}] is E[mix^{z+1}] for remove and E[mix^{-z}] for add, both entire.  The methods write N(u) for
+    the density of u, and e for the exponent of mix at Re z = c, which is c + 1 for remove and -c for add.
     """
 
     sigma: Any
     rate: Any
     direction: str
-    cuts: tuple[Cut, ...] = ()
-    _means: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
-    _terms: dict[float, Any] = field(default_factory=dict, compare=False, repr=False)
+    cuts: tuple[Cut, ...] = ()  # the share of an output that all of them keep is its weight in M
+    _means: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # of `mean`, by argument
+    _terms: dict[float, Any] = field(default_factory=dict, compare=False, repr=False)  # of `_moved_terms`
     infinity = None
 
     @property
@@ -434,14 +428,11 @@ class SampledGaussian:
         return total / rise
 
     def line(self, c: float, bits: float, farthest: float = 2.0) -> tuple[float, float, float, int]:
-        """Return (angle, 2 pi/step, accuracy in nats, nodes) of the cheapest line, in floats.
-
-        farthest : largest angle of the lines that bound the error, divided by the angle of the line itself.
-        """
+        """Return (angle, 2 pi/step, accuracy in nats, nodes) of the cheapest line, in floats."""
         sigma = float(self.sigma.mid())
         best: tuple[float, float, float, int] | None = None
         for angle in ANGLES[self._steepest > ANGLES]:
-            wanted = bits + self._log_grown(c, farthest * float(angle))
+            wanted = bits + self._log_grown(c, farthest * float(angle))  # the largest angle of lines that bound errors
             turn = wanted / (sigma * float(angle))
             nodes = int(2.5 * np.sqrt(2 * wanted) * turn / 6.28) + 2
             if best is None or nodes < best[3]:

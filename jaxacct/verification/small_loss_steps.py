@@ -1,15 +1,10 @@
 """Separates sampled Gaussian steps with small loss from other steps, and leaves out the largest outputs of steps.
 
-A smooth cut divides each output u.  The share chi(u) = Phi((u - place)/width) counts as a large loss, and the share
-1 - chi(u) as a small loss.  The moment generating function of a step becomes M = A + B: the small losses are in
-A = E[mix^e (1 - chi)] and the large losses in B = E[mix^e chi], with mix and e as in `SampledGaussian`.  Where all
-steps have a small loss, the total is small too, and the part of delta(eps) from such runs is known almost exactly.  The
-sum over the line then has, for n equal steps, the terms
-
-    (M^n - A^n) e^{-z eps}/(z (z + 1)),    |M^n - A^n| <= n M(c)^{n-1} |B|,
-
-and B falls fast along the line, since the smallest losses are not in B.  Proofs: README.md of this folder, "Steps with
-small loss taken apart".
+A smooth cut counts the share chi(u) = Phi((u - place)/width) of output u as a large loss, and the rest as a small one.
+So M of a step is A + B, with A = E[mix^e (1 - chi)] and B = E[mix^e chi] (mix, e: see `SampledGaussian`).  The part of
+delta from runs of small losses only is known almost exactly.  For n equal steps the sum over the line then takes
+M^n - A^n in place of M^n, and |M^n - A^n| <= n M(c)^{n-1} |B| falls fast, since the smallest losses are not in B.
+Proofs: README.md of this folder, "Steps with small loss taken apart".
 """
 
 from __future__ import annotations
@@ -29,20 +24,13 @@ LARGEST_CUT_WIDTHS = (0.5, 0.2, 0.08)
 
 @dataclass(frozen=True)
 class SmallLossSteps:
-    """The cuts that separate steps with small loss from other steps.
+    """The cuts that separate steps with small loss from other steps."""
 
-    cuts : (place, width) of the cut of each part.
-    order : the exponent a of Chernoff's bound in `delta`.
-    """
-
-    cuts: tuple[tuple[float, float], ...]
-    order: float
+    cuts: tuple[tuple[float, float], ...]  # (place, width) of the cut of each part
+    order: float  # the exponent a of Chernoff's bound in `delta`
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Return, for each part of the composition, enclosures of B at the nodes. B is the part of M from large losses.
-
-        The absolute error of B is about the absolute error of M at an accuracy of `bits` nats.
-        """
+        """Return, for each part, enclosures of B at the nodes, with about the absolute error of M at `bits` nats."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])
@@ -50,11 +38,7 @@ class SmallLossSteps:
         return found
 
     def tail(self, parts: Any, c: Any, t: Any) -> Any:
-        """Bound |M - A| of the composition from above at z = c + i s for all s >= t.
-
-        A and B are the parts of M from small and from large losses. The bound is the product of M(c)^n over all parts,
-        times the sum of n |B|/M(c).
-        """
+        """Bound |M - A| of the composition at c + i s, s >= t, by prod M(c)^n times sum n |B|/M(c) over all parts."""
         whole, share = arb(1), arb(0)
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             mean = part.mean(c)
@@ -91,15 +75,11 @@ class SmallLossSteps:
 
 
 class SplitPlan(NamedTuple):
-    """A way to separate steps with small loss.
-
-    far : length of the sum along the line.
-    cost : number of products that the sum takes.
-    """
+    """A way to separate steps with small loss."""
 
     small_loss: SmallLossSteps
-    far: float
-    cost: float
+    far: float  # length of the sum along the line
+    cost: float  # number of products for B
 
 
 def only_sampled_gaussians(parts: Any) -> bool:
