@@ -195,9 +195,11 @@ def asked_once(request):
 
 @pytest.fixture
 def coarse_pairs(monkeypatch):
-    """A composed selection is made from 20 points of its profile, not 160: a looser bound at an eighth of the cost."""
+    """Profiles of selections have 20 points, not 160, and of tunings 12, not 48: looser bounds at less cost."""
     from jaxacct.selection import any_selection
+    from jaxacct.tuning import private_score
 
+    monkeypatch.setattr(private_score, "PROFILE_POINTS", 12)
     monkeypatch.setattr(any_selection, "COMPOSED_POINTS", 20)
     any_selection._pair_of.cache_clear()
     yield

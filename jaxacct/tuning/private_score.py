@@ -20,6 +20,9 @@ from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
 from jaxacct.training.run.evaluations import LOWER_BITS, UNIT_BITS, require_countable
 
+PROFILE_POINTS = 48
+"""Number of points, up to twice the epsilon, of the profile of a tuning with a private score on validation data."""
+
 
 @dataclass(frozen=True)
 class PrivateScore:
@@ -132,7 +135,7 @@ def whole(
     kind = "certified" if found.kind == other.kind == "certified" else "bound"
     both = Bounds(lower, worse.upper, worse.upper, kind, worse.status, worse.engine)
     shown = max(float(worse.upper), 1e-3)
-    grid = np.union1d(np.linspace(0.0, 2.0 * shown, 48), [shown])
+    grid = np.union1d(np.linspace(0.0, 2.0 * shown, PROFILE_POINTS), [shown])
     grid = grid[np.concatenate([[True], np.diff(grid) > 1e-6])]
     outer = relation if relation in ("replace_one", "zero_out") else "add_or_remove_one"
     profile = candidates_profile([chosen, by_score], grid, relation=outer)

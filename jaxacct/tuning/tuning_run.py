@@ -371,6 +371,8 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     score = _with_noise(score, plan, kind, top, count)
     as_planned = (top, count) == (getattr(plan, "top", 1), getattr(plan, "rounds", 1))
     known = plan.epsilon if as_planned else None
+    plans, secret = getattr(plan, "plans", (plan,)), Secret(given["key"])
+    refuse_other_neighbours(given["ledger"], plans[0])
     cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, known, kind, planned, top, count)
     if plan.target_epsilon is not None and not cost.epsilon.upper <= plan.target_epsilon:
         raise InputError(_too_much(float(cost.epsilon.upper), plan.target_epsilon, kind != planned, as_planned))
@@ -382,7 +384,6 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
         what, more = f"{count} rounds of a selection", ""
         # `_taken_for` saw only the space of the first round.  For later spaces "iid" is the user's declaration.
         word = "iid, declared" if candidates == "iid" else word
-    plans, secret = getattr(plan, "plans", (plan,)), Secret(given["key"])
     for each in plans:
         require_side_by_side(each, **shared)
     note = f"tuning: {what} among runs of the plan; candidates {word}{more}"
@@ -485,6 +486,13 @@ def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
     return lambda params, number: noisy(count(params), secret.key(b"score", number), score.noise_multiplier, score.unit)
 
 
+def refuse_other_neighbours(ledger: Ledger | str | os.PathLike[str] | None, plan: Plan) -> None:
+    """Raise InputError if the ledger exists and its plans are for another relation or unit than `plan`."""
+    if ledger is not None and (isinstance(ledger, Ledger) or os.path.exists(ledger)):
+        headers = (ledger if isinstance(ledger, Ledger) else Ledger.read(ledger)).headers
+        require_same_relation(plan, [line.plan for lines in headers.values() for line in lines])
+
+
 def note_whole(
     ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
 ) -> None:
@@ -497,7 +505,7 @@ def note_whole(
     else:
         opened = Ledger.open(ledger) if os.path.exists(ledger) else Ledger.create(ledger, plan)
     with opened as one:
-        require_same_relation(plan, [line.plan for lines in one.headers.values() for line in lines])
+        refuse_other_neighbours(one, plan)
         several = [(one.counting(name), headers) for name, headers in one.headers.items()]
         if target is not None and any(spent.releases or spent.others for spent, _ in several):
             several.append((Spent(others=Counter([mechanism])), [Run("", "", plan)]))
