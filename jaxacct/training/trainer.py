@@ -57,48 +57,39 @@ class Trainer:
     """DP-SGD by a plan: batches, noise and accounting all come from it.
 
     Every step draws a batch as the plan says, sums the gradients clipped to norm C, adds Gaussian noise of standard
-    deviation ``noise_multiplier * C`` to each entry of the sum, divides by the *expected* batch size, and hands the
-    result to the optimizer.  (Replacing an example moves the sum by up to 2 C; the plan's accounting covers this.)
-
-    The step is compiled once, whatever batches are drawn.  The plan's guarantee holds for exact arithmetic;
-    jaxacct/training/step/README.md bounds the effect of floating point.
+    deviation ``noise_multiplier * C`` to each entry, divides by the *expected* batch size, and calls the optimizer.
+    (Replacing an example moves the sum by up to 2 C; the plan's accounting covers this.)  The plan's guarantee holds
+    for exact arithmetic; jaxacct/training/step/README.md bounds the effect of floating point.
 
     Parameters
     ----------
     loss_fn : (params, example) -> scalar loss of one example; or a linen, nnx or Equinox module, together with `loss`.
-    optimizer : an Optax transformation.
-    plan : Plan
+    optimizer, plan : an Optax transformation, and a Plan.
     clip_norm : the norm C > 0, a pytree of norms (each part is clipped by itself), or an AdaptiveClip.
-    loss : (output, target) -> scalar, for a module.  Examples are then pairs (input, target).  The loss of an example
-        is ``loss(module.apply(params, input), target)`` of linen, or ``loss(module(input), target)`` of nnx and
-        Equinox.
+    loss : (output, target) -> scalar, for a module on examples (input, target).  The loss of an example is
+        ``loss(module.apply(params, input), target)`` of linen, ``loss(module(input), target)`` of nnx and Equinox.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
-    micro_batch : the number of examples (or users) processed at a time.  It limits the memory and changes nothing but
-        rounding.  By default at most 64.
-    examples_per_user : only for a plan whose unit is "user": the largest number of a user's examples that a step
-        uses.  If a user has more, each step uses a fresh random subset.  The mean of their gradients is clipped to
-        norm C.
-    rngs : whether the loss is called as (params, example, key), for dropout and augmentation.  The key depends on the
-        step and the example alone.  A module gets the key as its framework expects.  For a linen module with streams
-        other than "dropout", give their names.
+    micro_batch : number of examples (or users) processed at a time, by default at most 64.  It limits the memory.
+    examples_per_user : only for unit "user" of the plan: the largest number of a user's examples in a step, a fresh
+        random subset if the user has more.  The mean of their gradients is clipped to norm C.
+    rngs : whether the loss is called as (params, example, key), with a key of the step and the example alone.  A module
+        gets it as its framework expects.  If a linen module has streams other than "dropout", give their names.
     apply_kwargs : for a module, further arguments of its call, such as ``{"train": True}``.
     has_aux : whether the loss returns (loss, aux).  Aux is summed over the batch, for logs: it is *not* private.
     trainable : the trained part: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
-        prefix of the parameters; or a type of nnx variables.  All else is frozen: it is not clipped, gets no noise, is
-        unknown to the optimizer, and must not come from the private data.  By default everything is trained, with two
-        exceptions: of an nnx module only the nnx.Param are trained, and of parameters with `lora` only the adapters.
+        prefix of the parameters; or a type of nnx variables.  All else is frozen: not clipped, without noise, unknown
+        to the optimizer; it must not come from the private data.  By default everything is trained, but only the
+        nnx.Param of an nnx module, and only the adapters of parameters with `lora`.
     private_loss : a PrivateLoss.  Each step then also releases a noisy mean loss, given to the optimizer as ``value``.
-    mesh : a jax.sharding.Mesh whose devices share each step: devices of one process, or of all processes under
-        `jax.distributed`.  Examples, or users, are divided among its devices.  The batch that a key draws does not
-        depend on the size of the mesh.
-    shard : with a mesh, the layout of the parameters and the optimizer's state.  "data", the default: every device
-        has all of them.  "fsdp": each device has a part, and parts are gathered during a step.  Or a pytree of
-        PartitionSpecs, one for each parameter or for each group of parameters: a prefix of the parameters.
+    mesh : a jax.sharding.Mesh.  Its devices, of one process or of all under `jax.distributed`, share the examples (or
+        users) of each step.  The batch that a key draws does not depend on the size of the mesh.
+    shard : with a mesh, the layout of the parameters and the optimizer's state: "data" (default), all on every device;
+        "fsdp", a part on each, gathered during a step; or a pytree of PartitionSpecs, a prefix of the parameters.
 
     Raises
     ------
-    InputError : a loss that is no function, a bad clip norm or method, an AdaptiveClip or PrivateLoss that leaves no
-        room for the gradients, examples_per_user that does not go with the plan's unit, a bad mesh or shard.
+    InputError : a loss that is no function, a bad clip norm, method, mesh or shard, an AdaptiveClip or PrivateLoss that
+        leaves no room for the gradients, examples_per_user that does not go with the plan's unit.
 
     References
     ----------
@@ -182,15 +173,13 @@ class Trainer:
 
         Parameters
         ----------
-        params : pytree of floating-point arrays, an nnx or Equinox module, or the result of `lora`; may be left out if
-            the trainer was given a module.
+        params : floating-point pytree, nnx or Equinox module, or result of `lora`; by default from the given module.
         key : 32 secret bytes for all randomness of one run, by default from the operating system.
         example : for a linen module without params: an input, whose shape fixes the shapes of the drawn parameters.
 
         Raises
         ------
-        InputError : neither params nor an example, a key of another length, a model with state that mixes examples, an
-            optimizer that asks for values that are not private.
+        InputError : no params or example, a bad key, a model that mixes examples, an optimizer of non-private values.
         """
         root = self.placement.processes.tell(secret_bytes(key))
         if params is None:
@@ -205,10 +194,7 @@ class Trainer:
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
     def norm_methods(self, params: PyTree, data: PyTree) -> dict[str, str]:
-        """Return how the norm of each parameter's gradient is found: {parameter's path: "ghost", "vmap" or "none"}.
-
-        Each of these words is a str with an attribute ``reason``, which says why the word is not "ghost".
-        """
+        """Return {path: "ghost", or "vmap" or "none" with the ``reason``}: how the norm of each gradient is found."""
         most = self.examples_per_user
         if isinstance(data, Source):
             data = jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(data), *a.shape), a.dtype), data.layout.example)
@@ -245,44 +231,34 @@ class Trainer:
         Parameters
         ----------
         state : the result of `init` or of an earlier `fit`.
-        data : pytree of arrays with the plan's dataset_size examples along the first axis; they are kept on the device.
-            Or a Source, which loads each batch during the previous step.  Without a mesh a NumPy memory map is read as
-            a Source.  On a mesh every process must be given the map of all rows, and reads the rows of its own devices;
-            from a Source every process loads whole batches.
-        users : if the plan's unit is "user", the user of each example: an integer from 0 to dataset_size - 1.  The data
-            are then any number of examples.
-        ledger : an open Ledger, or the path of a new or existing one.  Every step is in the ledger, on the disk, before
-            its noisy gradient is used.  The ledger's other entries count against the target.  A state or checkpoint
-            that is noted in a ledger goes on with that ledger only; another ledger, an older copy or no ledger is
-            refused.
+        data : pytree of arrays with the plan's dataset_size examples along the first axis, kept on the device.  Or a
+            Source, which loads each batch during the previous step; without a mesh a NumPy memory map is read as a
+            Source.  On a mesh every process needs the map of all rows and reads those of its own devices; from a Source
+            it loads whole batches.
+        users : for unit "user" of the plan: the user of each of any number of examples, from 0 to dataset_size - 1.
+        ledger : an open Ledger, or the path of a new or existing one.  Every step is in it, on the disk, before its
+            noisy gradient is used.  The ledger's other entries count against the target.  A state or checkpoint that is
+            noted in a ledger is refused without this ledger, or with an older copy.
         callbacks : functions that are called with the state after every step.
-        checkpoints : a folder.  A run found there is resumed from its last checkpoint.  The result equals that of
-            an uninterrupted run to the last bit; with a Source only if there is a ledger.  The folder holds the secret
-            key of the run, and is made private to its owner.
-        checkpoint_every : number of steps from one checkpoint to the next.
-        progress : whether to show a line with rate, time left and an upper bound of epsilon; None shows it only on a
-            terminal.
+        checkpoints : a folder, made private to its owner since it holds the run's secret key.  A run found there is
+            resumed, with a result equal to the last bit (with a Source only if there is a ledger).
+        checkpoint_every, log_every, eval_every : number of steps between two checkpoints, records, or evaluations.
+        progress : whether to show a line with rate, time left and an upper bound of epsilon; None: only on a terminal.
         by : the name of whoever runs the training, for the ledger.
-        log : where the records of steps go: a function, which is called with each record (a dict); or the path of a
-            file of JSON lines.  A resumed run appends to this file.  A record holds an upper bound of epsilon so far.
-            Its values that are *not* private are under "not_private".  New records are put out once a second, and at
-            the end of the fit.  The function's result is ignored, and a function that raises is not called again, since
-            values that are not private must not end a run (jaxacct/training/run/README.md, "The log").
-        log_every : number of steps from one record to the next.
+        log : a function that gets the record (a dict) of a step, or the path of a file of JSON lines, to which a
+            resumed run appends.  A record has an upper bound of epsilon so far; what is under "not_private" is *not*
+            private.  Records are put out once a second and at the end.  The function's result is ignored, and a
+            function that raises is not called again (jaxacct/training/run/README.md, "The log").
         note_ahead : the largest number of steps that one write enters into the ledger, by default (and at most) a
-            hundredth of the plan's steps.  A write enters fewer steps if writing then takes below 5 % of the time.  If
-            a run is cut off, steps that were entered but not taken count as spent until the run is resumed.  Steps from
-            a Source, and steps of passes, are entered one by one.
-        evaluate : (params, public_data) -> a number, or a dict of numbers, such as a validation loss.  It is called
-            after every `eval_every` steps and after the plan's last step.  The values are in ``state.evaluations`` and
-            in the log.  They may be published, and cost nothing if the run goes to its end.  Each call counts as a look
-            at outputs: if the run ends early, its whole plan is spent (jaxacct/training/README.md, "Evaluations").
-        public_data : the data of ``evaluate``.  Giving them here declares them public: they hold no record that the
-            guarantee protects, and nothing that was computed from one.
-        eval_every : number of steps from one evaluation to the next.
-        score : only for a plan with an early stop: (params, example) -> a number, such as whether the prediction is
-            right, clipped to [0, 1] (NaN counts as 0).  The sum over ``validation`` decides when the run ends.  No
-            callback and no evaluation is called after the step at which the early stop ends the run.
+            hundredth of the plan's; fewer if writing then takes below 5 % of the time; 1 for a Source or passes.  If a
+            run is cut off, steps that were entered but not taken count as spent until it is resumed.
+        evaluate : (params, public_data) -> a number or a dict of numbers, such as a validation loss, called after every
+            `eval_every` steps and after the plan's last.  The values, in ``state.evaluations`` and the log, may be
+            published, at no cost if the run goes to its end.  But each call counts as a look at outputs: if the run
+            ends early, its whole plan is spent (jaxacct/training/README.md, "Evaluations").
+        public_data : the data of ``evaluate``, declared public: nothing in them is, or comes from, a protected record.
+        score : only for a plan with an early stop: (params, example) -> a number, clipped to [0, 1] (NaN counts as 0).
+            The sum over ``validation`` decides when the run ends.  No callback or evaluation is called after that.
         validation : private examples along the first axis, at most 2^20; they may be training data or others.
 
         Returns
@@ -292,8 +268,8 @@ class Trainer:
         Raises
         ------
         InputError : data of another size than the plan's; a state, ledger or checkpoint that do not belong together; a
-            plan that leaves no room after the earlier spending; a Source that cannot load an example, or that gives
-            other examples than before a crash.  All steps before the error are in the ledger and the checkpoints.
+            plan that leaves no room after the earlier spending; a Source that cannot load an example, or gives others
+            than before a crash.  All steps before the error are in the ledger and the checkpoints.
         """
         if getattr(jax.config, "jax_disable_jit"):  # noqa: B009 - the type of the settings lacks this attribute
             raise InputError("jax_disable_jit is set, and keys depend on the compiled program; leave it unset in fit")
@@ -391,8 +367,7 @@ class Trainer:
             if ledger is not None:
                 ledger.seen(plan, step, looked)
 
-        # One of several processes may look at outputs that the others do not look at.  A process cannot write into the
-        # ledger alone, so all processes together write that outputs were seen, before any of them looks.
+        # several processes can write into the ledger only together: they write a look before any of them may look
         alone = processes.count == 1
         looks, noted, noted_until = Looks(state.seen, see if alone else lambda: None), alone, step
 
@@ -463,15 +438,14 @@ class Trainer:
                         stopped = "callback"
                         break
         except BaseException as error:
-            # A user who interrupts the run may have seen its checkpoints, its log or its progress line, so the ledger
-            # notes the end.  A `fit` that is refused before its first step leaves the ledger as it was.
+            # the checkpoints, log or line of an interrupted run may have been seen, so the ledger notes its end
             refused = isinstance(error, InputError) and step == state.step
             if ledger is not None and step and not refused:
                 _whatever_fails(functools.partial(ledger.cut_off, plan, step))
             # With several processes no checkpoint is written: perhaps only one has the error, and none can write alone.
             if store is not None and alone and program.keeps_after(error):
                 line = line._replace(seal=digest_of(carried))
-                with contextlib.suppress(InputError):  # drop an error of the save: the original error says more
+                with contextlib.suppress(InputError):
                     store.save(now(session=program.goes_on_as))
                     say(f"cut off after step {step}; its checkpoint is written")
             raise

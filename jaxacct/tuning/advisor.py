@@ -39,47 +39,28 @@ MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEA
 
 @dataclass(frozen=True)
 class Option:
-    """One way to spend the budget of a tuning: how candidates are drawn and trained, and what this costs.
+    """One way to spend the budget of a tuning: how candidates are drawn and trained, and what this costs."""
 
-    Parameters
-    ----------
-    split, share : as for `Cost`.
-    family : the family of the law of K, the number of candidates.
-    parameter : the law's gamma; for a law without gamma, its mean.
-    candidates : the expected number of candidates, E[K], of all rounds together.
-    noise_multiplier : the noise multiplier of the candidates and of the final run.
-    released_noise : the noise on a mean gradient of the released model: the noise multiplier divided by the expected
-        batch size.  It is a standard deviation, in units of the clip norm.
-    candidate_noise : the noise on a mean gradient of a candidate, in the same units.
-    epsilon : certified upper bound of epsilon for the whole tuning, at most the target.  NaN with status "infeasible".
-    gradients, gradients_95 : the mean and the 95 % quantile, under the law of K, of the number of gradient evaluations.
-    status : "ok": at most 0.2 % of the target is unspent.  "not_binding": more is unspent, because the search has
-        reached its least noise, or an E[K] of a million.  "loose": more is unspent for another reason, such as that the
-        number of candidates is whole.  "infeasible": nothing meets the target.
-    search : "iid"; "4 rounds", where the winner of each round is public and `parameter` is for one round; or
-        "adaptive", where each candidate may depend on all candidates before it.
-    """
-
-    split: str
+    split: str  # as for `Cost`, like `share`
     share: float
-    family: str
-    parameter: float
-    candidates: float
-    noise_multiplier: float
-    released_noise: float
-    candidate_noise: float
-    epsilon: float
-    gradients: float
+    family: str  # of the law of K, the number of candidates
+    parameter: float  # the law's gamma; for a law without gamma, its mean
+    candidates: float  # the expected number of candidates, E[K], of all rounds together
+    noise_multiplier: float  # of the candidates and of the final run
+    released_noise: float  # noise multiplier / expected batch size of the released model, in units of the clip norm
+    candidate_noise: float  # the same for a candidate
+    epsilon: float  # certified upper bound for the whole tuning, at most the target; NaN if "infeasible"
+    gradients: float  # mean number of gradient evaluations under the law of K (`gradients_95`: 95 % quantile)
     gradients_95: float
+    # "ok": at most 0.2 % of the target is unspent.  "not_binding": more is, at the least noise or an E[K] of a million.
+    # "loose": more is, for another reason, such as that K is whole.  "infeasible": nothing meets the target.
     status: str
-    search: str = "iid"
+    search: str = "iid"  # or "4 rounds" (each winner is public, `parameter` is of one round), or "adaptive"
 
 
 @dataclass(frozen=True)
 class Advice:
-    """Options for one target, in the order of the grid.  `advise` makes them.
-
-    `print(advice)` shows a table; `to_csv`, `to_pandas` and `draw` write it.
+    """Options for one target, in the order of the grid.  `advise` makes them, and `print(advice)` shows a table.
 
     Parameters
     ----------
@@ -101,11 +82,7 @@ class Advice:
     untuned_noise: float
 
     def best(self, noise: float | None = None) -> Option:
-        """Return the option with the most candidates; among equals, the option with the least noise.
-
-        `noise` is the largest `released_noise` allowed, by default infinity.  If every option is infeasible or has more
-        noise, this raises InputError.
-        """
+        """Return the option of most candidates, then of least noise, with `released_noise` at most `noise` if given."""
         limit = math.inf if noise is None else float(check("noise", noise, POSITIVE))
         left = [one for one in self.options if one.status != "infeasible" and one.released_noise <= limit]
         if not left:
@@ -125,10 +102,7 @@ class Advice:
         return optional_package("pandas", "a DataFrame").DataFrame([dataclasses.asdict(one) for one in self.options])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Draw a picture (.png, .svg, .pdf) of the options' released noise, or of E[K] if E[K] was solved for.
-
-        This needs matplotlib.
-        """
+        """Draw a picture (.png, .svg, .pdf; needs matplotlib) of released noise, or of E[K] if it was solved for."""
         from jaxacct.plots import style
 
         place = Path(path)
@@ -201,34 +175,30 @@ def advise(
 ) -> Advice:
     """Find which split of data and budget buys the most candidates at one target (epsilon, delta).
 
-    Options are the product of `shares`, `variants` (for shares below 1), `families` and `candidates`.  All runs have
-    the same rate and number of steps.  So a run on a share q of the data has q times the expected batch size of a run
-    on all data.  With share 1 the search may also have rounds, each with a public winner, or be adaptive.  The
-    computation takes some seconds for each option.
+    Options, which take some seconds each, are the product of `shares`, `variants` (for shares below 1), `families` and
+    `candidates`.  All runs have the same rate and number of steps, so on a share q of the data the expected batch size
+    is q times that on all data.  With share 1 the search may also have rounds, each with a public winner, or be
+    adaptive.
 
     Parameters
     ----------
     target_epsilon, target_delta : the target; target_epsilon is > 0, target_delta in (0, 1).
-    dataset_size : the number of records n.
-    sampling_probability : the rate of DP-SGD, in (0, 1].
+    dataset_size, sampling_probability : the number of records n, and the rate of DP-SGD, in (0, 1].
     epochs, steps : the length of a run; give one of the two.
     candidates : expected numbers of candidates, E[K].  For each, the least noise that meets the target is found.
     noise_multiplier : the noise of all options, in place of candidates.  The largest E[K] that it allows is found.
-    shares : shares of the data in (0, 1].  With share 1 the candidates are trained on all data, and there is no final
-        run.  With a smaller share they are trained on a Poisson sample, and a final run follows.
+    shares : shares of the data in (0, 1].  With share 1 candidates are trained on all data, and there is no final run;
+        with a smaller share they are trained on a Poisson sample, and a final run follows.
     variants : "rest" or "all": the final run trains on the data outside the sample, or on all data.
     families : families of laws of K: "geometric", "poisson", "logarithmic", "truncated_negative_binomial".
-    eta : > -1, the eta of the family "truncated_negative_binomial".  Give eta if, and only if, this family is compared.
-    rounds : numbers of rounds to compare (`tune_in_rounds`); 1 means i.i.d. candidates without rounds. `candidates` and
-        the answers count the candidates of all rounds together.
-    adaptive : whether to include the search `Adaptive`: a fixed number of candidates, each of which may depend on the
-        results of all candidates before it.
+    eta : > -1, for the family "truncated_negative_binomial"; give eta if, and only if, this family is compared.
+    rounds : numbers of rounds to compare (`tune_in_rounds`); 1 for none.  `candidates` counts those of all rounds.
+    adaptive : whether to include `Adaptive`: a fixed number of candidates, each of which may depend on earlier results.
     progress : whether to show a line on standard error; None shows it only on a terminal.
 
     Returns
     -------
-    Advice
-        Every epsilon is a certified upper bound for adding or removing one record, whatever the scores are, and is at
+    Advice : every epsilon is a certified upper bound for adding or removing one record, whatever the scores are, and at
         most the target.  The status is "infeasible" if no noise, or no E[K], meets the target.
 
     References

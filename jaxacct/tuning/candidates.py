@@ -1,9 +1,4 @@
-"""Training of K candidates, and the choice of the best by a ranking that does not depend on K.
-
-Candidates of a space are trained side by side, in chunks whose shapes do not depend on K.  A chunk runs the trainer's
-step under vmap, and each candidate has a key of its own.  Candidates of an adaptive search are trained one after the
-other.
-"""
+"""Training of K candidates, in chunks whose shapes do not depend on K, and the choice of the best by a rank."""
 
 from __future__ import annotations
 
@@ -37,9 +32,8 @@ from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE, WITH_NOI
 from jaxacct.tuning.search_spaces import plain
 
 STEP_STREAM = 5
-"""`purpose` of `noise.stream` for the keys of the steps.  `training.step.noise` itself uses 1 to 4 and 7 to 9."""
+"""`purpose` of `noise.stream` for step keys (PASS_STREAM: pass keys).  `training.step.noise` uses 1 to 4 and 7 to 9."""
 PASS_STREAM = 6
-"""`purpose` of `noise.stream` for the keys of passes over fixed batches and of rounds of allocation."""
 STEPS_PER_CALL = 128
 """Number of training steps in one call of the compiled program; training can be interrupted between two calls."""
 CANDIDATES_PER_CALL = 16
@@ -52,9 +46,7 @@ class Winner:
 
     Parameters
     ----------
-    params : the candidate's parameters, a pytree.
-    config : the candidate's hyper-parameters.
-    score : the score by which the candidate won.
+    params, config, score : the candidate's parameters (a pytree), its hyper-parameters, and the score by which it won.
     plan : the plan of the candidate's training; None in `tune_with`.
 
     >>> Winner(0.0, {"rate": 0.1}, 0.9).config
@@ -73,8 +65,7 @@ class Tried:
 
     Parameters
     ----------
-    config : the candidate's hyper-parameters.
-    score : the candidate's score; NaN if training or scoring raised an exception.
+    config, score : the candidate's hyper-parameters, and its score: NaN if training or scoring raised an exception.
     result : the candidate's parameters, or the result of `train` in `tune_with`; None if an exception was raised.
 
     >>> Tried({"rate": 0.1}, 0.9, None).score
@@ -91,14 +82,13 @@ class Adaptive:
     """A search without a space of configurations: a function proposes each candidate, given all that were tried before.
 
     Bayesian optimisation, successive halving, hill climbing and warm starts are adaptive searches.  Candidates are
-    trained one after the other and always count as adaptive, ``candidates="adaptive"``.  The guarantee covers the whole
-    history: a proposal may use all of it, and K need not be secret.  Choose a fixed K: a random K costs more privacy
-    and brings nothing.
+    trained one after the other.  The guarantee covers the whole history, even if K is public; choose a fixed K, since a
+    random K costs more privacy and brings nothing.
 
     Parameters
     ----------
-    propose : (history, key) -> config.  The history is a tuple of `Tried`, in order; the key is a JAX key for random
-        choices.  The function must not look at the data in any other way.  A config maps names to numbers and strings.
+    propose : (history, key) -> config, a dict of numbers and strings.  The history is a tuple of `Tried`, in order; the
+        JAX key is for random choices.  The function must not look at the data in any other way.
 
     References
     ----------
@@ -148,8 +138,7 @@ def truncated(law: Law, most: int) -> Categorical:
 
     Parameters
     ----------
-    law : one law of K.
-    most : the largest K; refused if Pr[K <= most] is below 1e-3.
+    law, most : one law of K, and the largest K; refused if Pr[K <= most] is below 1e-3.
 
     Returns
     -------
@@ -212,19 +201,12 @@ def selected(
     top: int,
     secret: Secret,
     progress: bool | None,
-    kind_of: Callable[[Mapping[str, Any], int], Hashable],
-    group: Callable[[Any, Sequence[Mapping[str, Any]]], Group],
-    value: Callable[[Any, int], float],
+    kind_of: Callable[[Mapping[str, Any], int], Hashable],  # (config, number) -> kind; equal kinds are trained together
+    group: Callable[[Any, Sequence[Mapping[str, Any]]], Group],  # (kind, configs) -> a `Group` for this kind
+    value: Callable[[Any, int], float],  # (result, number) -> score
     together: int = CANDIDATES_PER_CALL,
 ) -> tuple[list[Found], list[dict[str, Any]]]:
-    """Draw K and train K candidates.  Return (the best `top` of them, best first; the configurations).
-
-    The configurations have a first element even if K is 0, and this first configuration depends on no data.
-
-    kind_of : (config, number) -> a kind, any hashable value.  Candidates of equal kinds are trained together.
-    group : (kind, configs) -> a `Group`, the function that trains some candidates of this kind.
-    value : (result, number) -> the score of candidate `number`.
-    """
+    """Draw K, train K candidates.  Return (best `top`, best first; at least one config, the first without data)."""
     require_pad(law, space, pad)
     count = law.sample()
     if isinstance(space, Adaptive):
@@ -259,12 +241,7 @@ def best_few(
     bar: Progress,
     together: int = CANDIDATES_PER_CALL,
 ) -> list[Found]:
-    """Train and score all candidates, and return the best `top` of the first `count`.
-
-    ``group(kind)`` trains the candidates of a kind, in chunks of `together` candidates.  Copies of the last candidate
-    fill up a chunk, so that all programs have equal shapes.  A candidate among the best that raised an exception is
-    left out, and no other candidate takes its place.
-    """
+    """Train and score all candidates; return the best `top` of the first `count`, but none of these that raised."""
     members: dict[Hashable, list[int]] = {}
     for number, kind in enumerate(kinds):
         members.setdefault(kind, []).append(number)
@@ -275,7 +252,7 @@ def best_few(
             run = group(kind)
             for start in range(0, len(numbers), together):
                 some = numbers[start : start + together]
-                filled = some + [some[-1]] * (together - len(some))
+                filled = some + [some[-1]] * (together - len(some))  # all programs have equal shapes
                 for number, result in zip(some, _results(run, some, filled), strict=True):
                     # candidates beyond K are dropped, but only after scoring, so that the time does not reveal K
                     one = _scored(number, result, value)
@@ -373,11 +350,9 @@ def side_by_side(
 ) -> Callable[[Any, Mapping[str, Any], Any, Any], Any]:
     """Make a function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
 
-    Each candidate runs the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key.  One
-    candidate costs as much privacy as ``plan.mechanism``.  Candidates may differ in numbers that change neither shapes
-    nor privacy: the numbers that ``make_optimizer`` reads, and the clip norm.
-
-    The parameters of all n candidates are n private releases.  `tune` instead releases only the best candidate.
+    Each candidate runs the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key, and
+    costs as much privacy as ``plan.mechanism``: all n are released, where `tune` releases only the best.  They may
+    differ in numbers that change neither shapes nor privacy: those that ``make_optimizer`` reads, and the clip norm.
 
     Parameters
     ----------
@@ -385,17 +360,15 @@ def side_by_side(
     make_optimizer : config -> Optax transformation.  Under vmap the values of a config are traced numbers.
     plan : the plan of each candidate.
     clip_norm : > 0, a pytree of norms, or an AdaptiveClip; used where a config has no "clip_norm" of its own.
-    method, rngs, private_loss : as for the Trainer.
+    method, rngs, trainable, private_loss : as for the Trainer; frozen parameters are returned unchanged.
     micro_batch : number of examples of each candidate that are processed at a time; by default at most 96.
-    trainable : the parameters to train, as for the Trainer; all others are frozen and returned unchanged.
 
     Returns
     -------
-    callable : (params, configs, keys, data) -> the trained parameters, shaped like params.  The leaves of params have
-        the n candidates along the first axis.  configs holds n numbers for each name.  keys, from `key_words`, are
-        uint32 of shape (n, 8); each is for one candidate and must never be used again.  data are the plan's
-        dataset_size examples along the first axis.  A candidate that becomes NaN does not affect the others.  The
-        function is compiled once for each n.
+    callable : (params, configs, keys, data) -> the trained parameters, shaped like params, whose leaves have the n
+        candidates along the first axis.  configs has n numbers for each name.  keys, from `key_words`, are uint32 of
+        shape (n, 8), one for each candidate, never to be used again.  data are the plan's dataset_size examples along
+        the first axis.  A candidate that becomes NaN does not affect the others.  Each n is compiled once.
 
     References
     ----------

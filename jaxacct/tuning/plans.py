@@ -1,9 +1,4 @@
-"""Plans of whole tunings: each plan finds the noise at which the whole search for the winner meets its target.
-
-Every plan checks its arguments, searches for one number (`least_noise`), and gives the guarantee at that number.
-A `SubsetPlan` represents the tuning and the final run by one dominating pair of finite distributions each
-(`selection.subset_privacy.product`).
-"""
+"""Plans of whole tunings: each plan finds the noise at which the whole search for the winner meets its target."""
 
 from __future__ import annotations
 
@@ -55,18 +50,14 @@ ABOVE_ZERO = Constraint("use a {name} above 0 and at most 1", 0, 1, lower_open=T
 class Cost:
     """Gradient evaluations of "draw K, train K candidates", and of the final run if there is one.
 
-    Given K, the number of evaluations, averaged over the draw of the sample, is ``K E' q n + E n_2``.  Each candidate
-    has q n records for E' epochs; the final run has n_2 records for E epochs.  n_2 is (1 - q) n for split "rest" and n
-    for "all".  For split "everything" the number is ``K E' n``.  A run of DP-SGD has `sampling_probability * steps`
-    epochs, which are passes over its records.
-
-    The *actual* cost of a tuning is a function of K and thus secret, so it is noted nowhere.  The expectation and the
-    quantiles depend on the law of K alone and may be published.
+    Given K, the number of evaluations, averaged over the draw of the sample, is ``K E' q n + E n_2``: each candidate
+    has q n records for E' epochs, the final run has n_2 for E.  n_2 is (1 - q) n for split "rest", n for "all" and 0
+    for "everything".  A run of DP-SGD has `sampling_probability * steps` epochs.  The *actual* cost would reveal K, so
+    it is noted nowhere.  Its expectation and quantiles depend on the law of K alone and may be published.
 
     Parameters
     ----------
-    law : one law of K.
-    dataset_size : the number of records n.
+    law, dataset_size : one law of K, and the number of records n.
     epochs : E > 0, the epochs of the final run; for "everything", the epochs of the candidates.
     split : "everything": candidates train on all data, and there is no other run.  "rest" or "all": candidates
         train on a sample, and the final run trains on the rest of the data, or on all data.
@@ -132,22 +123,18 @@ class Cost:
 class MatchedPlan:
     """The plan of a tuning whose candidates differ in sampling probability and length, besides their configurations.
 
-    There is a plan for each pair of a sampling probability and a number of epochs or steps.  All plans have the same
-    epsilon, and each has the least noise with which a run is (epsilon, target_delta)-DP.  Each candidate draws its plan
-    with equal probabilities, independently of the space and the data, and the winner's plan is released.  The common
-    epsilon is solved for, so that the whole tuning meets the target.
-
-    The solved plan has `plans`: first the plans of all lengths at the first sampling probability, then at the second.
-    ``plans[i].noise_multiplier`` is the noise of plan i.  The `epsilon` is a Bounds for adding or removing one record;
-    with several plans its kind is "bound".  The `mechanism` is the training of one candidate, which draws its plan.
+    Each pair of a sampling probability and a length has a plan.  All plans have the same epsilon, solved for so that
+    the whole tuning meets the target, and each has the least noise with which a run is (epsilon, target_delta)-DP.
+    Each candidate draws its plan with equal probabilities, independently of the space and the data, and the winner's
+    plan is released.  The solved plan has `plans`: first those of all lengths at the first sampling probability, then
+    at the second.  Its `epsilon` is a Bounds for adding or removing one record, of kind "bound" with several plans.
+    Its `mechanism` is the training of one candidate, which draws its plan.
 
     Parameters
     ----------
     target_epsilon, target_delta : the target of the whole tuning; target_epsilon is > 0, target_delta in (0, 1).
-    dataset_size : the number of records n, which is public.
-    repetitions : one law of K, the number of candidates.
-    sampling_probability : one or several rates in (0, 1].
-    epochs, steps : one or several lengths of a run, in epochs or in steps; give one of the two.
+    dataset_size, repetitions : the number of records n, which is public, and one law of K, the number of candidates.
+    sampling_probability, epochs, steps : one or several rates in (0, 1]; one or several lengths, in epochs or in steps.
 
     References
     ----------
@@ -202,9 +189,8 @@ class MatchedPlan:
 class SearchPlan:
     """A plan with the least noise for a whole search: in rounds, with adaptive candidates, or with several winners.
 
-    The solved plan has `plans`, with the one Plan that every candidate runs; its noise is
-    ``plans[0].noise_multiplier``.  It has `epsilon`, the Bounds of the whole search, and `mechanism`, the training of
-    one candidate.
+    The solved plan has `plans`, with the one Plan that every candidate runs, `epsilon`, the Bounds of the whole search,
+    and `mechanism`, the training of one candidate.
 
     Parameters
     ----------
@@ -281,25 +267,17 @@ class SubsetPlan:
 
     Every record is in X_1 with probability `share`, secretly.  K is drawn from `repetitions`, secretly, and K
     candidates are trained on X_1 by DP-SGD.  Then the winner's configuration is trained on X without X_1 (variant
-    "rest") or on X (variant "all").  The winner's configuration and the final model are released.  Tuning and final run
-    together meet the target.  The final run has the rate and the steps of the winner.  So the final run's data and
-    batches are larger than the winner's by the factor `growth`.
-
-    If several rates or lengths are given, each pair of them is a setting, and candidates draw settings with equal
-    probabilities.  All settings have the same epsilon, and each has the least noise with which a run is
-    (epsilon, target_delta)-DP.
-
-    The solved plan has `settings`, one for each pair.  Its `epsilon` is a Bounds of kind "bound" for adding or removing
-    one record, with `epsilon.upper <= target_epsilon`.  Its `mechanism` is tuning and final run together, as a
-    PrivacyProfile, for ledgers and composition.
+    "rest") or on X ("all"), with the winner's rate and steps, so its data and batches are larger by the factor
+    `growth`.  The configuration and the final model are released.  Tuning and final run together meet the target.
+    Candidates draw their setting, a pair of a rate and a length, as they draw their plan under `MatchedPlan`.  The
+    solved plan has `settings`, one for each pair.  Its `epsilon` is a Bounds of kind "bound" for adding or removing one
+    record.  Its `mechanism` is tuning and final run together, as a PrivacyProfile, for ledgers and composition.
 
     Parameters
     ----------
     target_epsilon, target_delta, dataset_size, repetitions, sampling_probability, epochs, steps : as for `MatchedPlan`.
-    share : in [2^-11, 1).
-    variant : "rest" or "all".
-    noise_ratio : the final run's noise multiplier divided by the candidates' noise multiplier, by default 1, as in
-        Koskela and Kulkarni.  A ratio below 1 favours the final model; a ratio above 1 favours the tuning.
+    share, variant : in [2^-11, 1); "rest" or "all".
+    noise_ratio : the final run's noise multiplier divided by the candidates', by default 1 as in the reference.
 
     References
     ----------
@@ -357,10 +335,7 @@ class SubsetPlan:
 
     @property
     def growth(self) -> float:
-        """Expected number of records of the final run, divided by the expected number of records of a candidate.
-
-        With share q it is (1-q)/q for the variant "rest", and 1/q for the variant "all".
-        """
+        """Expected records of the final run / a candidate: with share q, (1-q)/q for variant "rest", 1/q for "all"."""
         return ((1.0 - self.share) if self.variant == "rest" else 1.0) / self.share
 
     @property

@@ -28,20 +28,17 @@ PROFILE_POINTS = 48
 class PrivateScore:
     """Score by a noisy count on private data: the sum over the examples of a value in [0, 1], plus noise.
 
-    One record changes the sum of the rounded values by at most 1.  The noisy count is the rounded output of a Gaussian
-    mechanism.  With "validation" no record is in both the training data and `data`.  By parallel composition the tuning
-    then costs the larger of two costs: that of a selection among trainings, and that of a selection among noisy scores.
-    With "training" every candidate is the composition of its training and its noisy score.
+    One record changes the sum of the rounded values by at most 1; the noisy count is the rounded output of a Gaussian
+    mechanism.  With "validation" the two data sets share no record: by parallel composition the tuning costs the larger
+    of a selection among trainings and one among scores.  With "training" a candidate is its training and its score.
 
     Parameters
     ----------
-    value : (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), such as whether the prediction is right.
-        It must depend on no other example.
+    value : (params, example) -> a number, clipped to [0, 1] (NaN counts as 0), which depends on no other example.
     data : pytree of arrays, the examples along the first axis, at most 2^20.
-    on : "validation" if `data` have no record of the training data.  "training" if `data` are the training data, or
-        share records with them.
-    noise_multiplier : standard deviation of the Gaussian noise on the count, in examples.  For "validation" it may be
-        left out.  Then the tuning takes the least noise with which a selection among noisy scores meets the target.
+    on : "validation" if `data` have no record of the training data, else "training".
+    noise_multiplier : standard deviation of the noise on the count, in examples.  If left out ("validation" only), the
+        tuning takes the least noise with which a selection among noisy scores meets the target.
     unit : a power of two from 2^-20 to 1.  Values are rounded to multiples of `unit`, which must not depend on data.
 
     References
@@ -95,23 +92,16 @@ class Whole(NamedTuple):
 def whole(
     candidate: Mechanism,
     law: Law,
-    score: Any,
+    score: Any,  # a function of public data, or a PrivateScore with its noise
     delta: float,
     relation: str,
-    known: Bounds | None = None,
+    known: Bounds | None = None,  # epsilon of the selection by a public score, if already computed
     candidates: str = "iid",
-    planned: str = "iid",
+    planned: str = "iid",  # the assumption ("iid" or "adaptive") under which `known` was computed
     top: int = 1,
     count: int = 1,
 ) -> Whole:
-    """Return the cost of `count` selections in sequence, each of which releases the best `top` candidates.
-
-    candidate : the mechanism that trains one candidate.
-    score : a function of public data, or a PrivateScore with its noise.
-    candidates : "iid" or "adaptive", as for `select`.
-    known : epsilon of the selection by a public score, if the caller has computed it, else None.
-    planned : the assumption, "iid" or "adaptive", under which `known` was computed.
-    """
+    """Return the cost of `count` selections in sequence, each of which releases the best `top` candidates."""
     private = isinstance(score, PrivateScore)
     known = known if candidates == planned else None
     if private and score.on == "training":

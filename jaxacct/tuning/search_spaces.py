@@ -20,9 +20,7 @@ from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputErro
 
 
 class Distribution(ABC):
-    """Law of one hyper-parameter; `Uniform`, `LogUniform` and `Choice` are such laws.
-
-    A law of your own may keep state.  So candidates drawn from it count as adaptive unless you declare them i.i.d.
+    """Law of one hyper-parameter.  Candidates drawn from a law of your own count as adaptive unless declared i.i.d.
 
     >>> import jax
     >>> from jaxacct import tuning
@@ -92,8 +90,7 @@ class Choice(Distribution):
     Parameters
     ----------
     values : numbers and strings.
-    weights : probabilities that sum to 1 within 1e-9; they are divided by their sum.  The probability of drawing a
-        value errs by at most 2^-128.
+    weights : probabilities that sum to 1 within 1e-9, then normalized.  A value's probability errs by at most 2^-128.
 
     >>> Choice(["adam", "sgd"], [0.25, 0.75]).at(2**126)
     'sgd'
@@ -155,10 +152,7 @@ class Sampled(Protocol):
 
 
 class Space(ABC):
-    """Law of configurations {name: value}; `Grid` and `Random` are spaces.
-
-    Draws with different keys are independent for a `Grid`, and for a `Random` with the distributions of this package.
-    For any other space the library cannot check that draws are independent, so the user has to declare it.
+    """Law of configurations {name: value}.  Draws from a space of your own count as i.i.d. only if you declare it.
 
     >>> from jaxacct import tuning
     >>> isinstance(tuning.grid(rate=[0.1, 0.2]), tuning.Space)
@@ -177,9 +171,7 @@ class Space(ABC):
 
 @dataclass(frozen=True)
 class Grid(Space):
-    """Finite list of configurations that all have the same names, drawn with equal or given probabilities.
-
-    Draws are independent: unlike in grid search, one configuration may come twice and another not at all.
+    """Finite list of configurations with the same names, drawn independently with equal or given probabilities.
 
     Parameters
     ----------

@@ -1,7 +1,4 @@
-"""Tuning on a secret Poisson sample of the data, then one training of the winner's configuration: `tune_on_subset`.
-
-The sample and the other data are held in arrays whose shapes depend neither on the sample nor on K.
-"""
+"""Tuning on a secret Poisson sample of the data, then one training of the winner's configuration: `tune_on_subset`."""
 
 from __future__ import annotations
 
@@ -39,16 +36,11 @@ class SubsetTuned:
 
     Parameters
     ----------
-    params : the parameters of the final run, a pytree.
-    config : the configuration of the final run.
-    tuned_config : the configuration of the winner, before extrapolation.
-    setting : the rate, the steps and the noise of the runs.
-    score : the score of the winner, not that of the final model; NaN with status "none".
-    status : "tuned", or "none" if K was 0 or the candidate that ranks first raised an exception.  With "none" the
-        configuration is drawn at random.
-    epsilon : epsilon of the whole tuning at the plan's delta.
-    mechanism : the whole tuning as one mechanism, the same as in the ledger's entry.
-    cost : the number of gradient evaluations: its expectation and its quantiles under the law of K.
+    params, config : the parameters of the final run, a pytree, and its configuration.
+    tuned_config, score : the winner's configuration before extrapolation, and its score: NaN with status "none".
+    setting, cost : the rate, steps and noise of the runs; the number of gradient evaluations under the law of K.
+    status : "tuned"; "none" if K was 0 or the best candidate raised an exception: then the configuration is random.
+    epsilon, mechanism : epsilon of the whole tuning at the plan's delta; the tuning as one mechanism, as in the ledger.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
@@ -90,24 +82,20 @@ def tune_on_subset(
 ) -> SubsetTuned:
     """Tune on a Poisson sample of the data, then train the winner's configuration on the other data or on all data.
 
-    Tuning and training together have the guarantee of the plan: (plan.epsilon.upper, plan.target_delta) for adding or
-    removing a record.  The configuration and the trained model are released; the sample, K, the losers and their scores
-    stay in this function.  The running time reveals K and the size of the sample.  One ledger entry for tuning and
-    training is on the disk before the sample is drawn.
+    Tuning and training together have the guarantee of the plan, for adding or removing a record.  The configuration and
+    the trained model are released; the sample, K, the losers and their scores stay in this function, but the running
+    time reveals K and the size of the sample.  One ledger entry for both is on the disk before the sample is drawn.
 
     Parameters
     ----------
     loss_fn : (params, example) -> scalar.
     make_optimizer : config -> Optax transformation, as for `side_by_side`.
     space : has ``sample(key) -> config``, a dict of numbers; draws must not depend on the data.
-    data : pytree of arrays, plan.dataset_size records along the first axis.
-    plan : a `SubsetPlan`.
+    data, plan : pytree of arrays, plan.dataset_size records along the first axis, and a `SubsetPlan`.
     init : JAX key -> initial parameters, of equal shapes for all keys.
     score : as for `tune`, but it must depend on public data only.
-    candidates : "iid" declares that all draws of a space of your own are independent and from one law.  Only
-        `Grid`, and `Random` with the library's distributions, are accepted without this declaration.
-    extrapolate : "sgd" multiplies config["learning_rate"] by plan.growth, the growth of the data from a candidate to
-        the final run.  "adam" changes nothing.  A function maps (config, growth) to a config.
+    candidates : "iid" declares draws i.i.d., as required for a space other than `Grid`, or `Random` with library laws.
+    extrapolate : "sgd", "adam" or a function (config, growth) -> config, as for `extrapolated`, with plan.growth.
     warm_start : whether the final run begins at the winner's parameters (Remark 3 of Koskela and Kulkarni covers this).
     clip_norm, method, micro_batch : as for `side_by_side`, but an AdaptiveClip is refused.
     ledger, key : as for `tune`.
@@ -214,13 +202,11 @@ def extrapolated(
 ) -> dict[str, Any]:
     """Return the configuration for `growth` times as many records: "sgd" multiplies the learning rate, "adam" keeps it.
 
-    If sampling probability, noise multiplier and steps stay the same, the noise that DP-SGD adds has a standard
-    deviation proportional to learning rate over batch size.  The rule "sgd" keeps this standard deviation.
+    At equal rate, noise multiplier and steps, "sgd" keeps DP-SGD's noise, proportional to learning rate / batch size.
 
     Parameters
     ----------
-    config : a mapping.
-    growth : the factor by which the number of records grows.
+    config, growth : a mapping, and the factor by which the number of records grows.
     rule : "sgd", "adam", or a function that maps (config, growth) to a config.
 
     Returns

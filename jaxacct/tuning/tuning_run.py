@@ -52,18 +52,12 @@ class Tuned:
 
     Parameters
     ----------
-    params : the winner's parameters, a pytree.
-    config : the winner's hyper-parameters.
-    score : the score by which the winner won; NaN with status "none".
-    status : "tuned", or "none" if K was 0 or every candidate to be released raised an exception.  With "none", params
-        are initial parameters, and the configuration does not depend on the data.
-    epsilon : epsilon of the whole tuning at the plan's delta.
-    mechanism : the whole tuning as one mechanism, the same as in the ledger's entry.
+    params, config, score : the winner's parameters (a pytree), hyper-parameters and score: NaN with status "none".
+    status : "tuned"; "none" if K was 0 or all winners raised an exception: then params and config depend on no data.
+    epsilon, mechanism : epsilon of the whole tuning at the plan's delta; the tuning as one mechanism, as in the ledger.
     plan : the plan of the winner's training; None in `tune_with`.
-    candidates : the assumption about the candidates on which the claim rests: "iid" for the library's spaces, "iid,
-        declared" if only the user declares it, or "adaptive".
-    winners : a `Winner` for each of the best `top` candidates, best first.  `tune_in_rounds` gives the
-        winners of the first round, then the winners of the second, and so on.  With status "none" the tuple is empty.
+    candidates : the assumption of the claim: "iid", "iid, declared" if only the user declares it, or "adaptive".
+    winners : the best `top` candidates, best first, round after round in `tune_in_rounds`; empty with status "none".
 
     >>> import jaxacct as ja
     >>> run = ja.Gaussian(2.0)
@@ -108,41 +102,32 @@ def tune(
     """Train K candidates by DP-SGD and release the best; (epsilon, delta) covers the whole search.
 
     The plan, ``Plan(target_epsilon=..., repetitions=law, ...)``, gives the noise with which all K runs together meet
-    the target, for the worst score function and the plan's neighbouring relation.  K is random.  K, the losers and
-    their scores stay secret in this function: no log, checkpoint or ledger entry is about a single candidate.  One
-    ledger entry for the whole tuning is on the disk before the first candidate is trained.
+    the target, whatever the score.  K is random.  K, the losers and their scores stay secret: no log, checkpoint or
+    ledger entry is about a single candidate.  One ledger entry for the tuning is on the disk before training.
 
     Parameters
     ----------
-    loss_fn : (params, example) -> scalar; with rngs (params, example, key).  Or a linen module together with ``loss``.
-        With a module the examples are pairs (input, target).
-    make_optimizer : config -> Optax transformation.  Candidates whose configs have equal words (such as the
-        optimizer's name) train side by side, 16 at a time.  JAX traces the numbers.  "clip_norm" in a
-        config is the clip norm.
+    loss_fn : (params, example[, key with rngs]) -> scalar; or a linen module, with ``loss``, for pairs (input, target).
+    make_optimizer : config -> Optax transformation.  Candidates whose configs have equal words (such as the optimizer's
+        name) train side by side, 16 at a time, with traced numbers.  "clip_norm" in a config is the clip norm.
     space : has ``sample(key) -> {name: value}``, such as `Random`, `Grid` or `grid`; draws must not depend on the data.
         Or an `Adaptive` search, which proposes candidates from the results of earlier ones and counts as adaptive.
     data : pytree of arrays, with plan.dataset_size examples along the first axis.
-    plan : a Plan with repetitions; a `MatchedPlan` for candidates that also differ in sampling probability and length;
-        a `SearchPlan` for several winners.
+    plan : a Plan with repetitions; a `MatchedPlan` for several rates or lengths; a `SearchPlan` for several winners.
     init : JAX key -> initial parameters, of equal shapes for all keys.  May be left out for a linen module.
     loss : (output, target) -> scalar, for a module, as for the Trainer.
-    score : params -> a number that depends on public data only; or a PrivateScore.  The largest score wins.  NaN ranks
-        below -inf, and among equal scores the candidate drawn first wins.  An exception in training or scoring a
-        candidate counts as the score NaN and is never shown.  So try training and scoring on made-up data first.
-    candidates : "iid" or "adaptive", as for `selection.select`.  The default is "iid" for a `Grid`, and for a `Random`
-        with the library's distributions, unless the plan is for adaptive candidates.  It is "adaptive" for any other
-        space, which may keep state.  "iid" declares that every draw of the space is independent and from one law;
-        the declaration is noted in `Tuned.candidates` and in the ledger.
+    score : params -> a number that depends on public data only; or a PrivateScore.  The largest, or of equals the
+        first, wins.  An exception counts as NaN, the lowest, and is not shown: try out all on made-up data first.
+    candidates : "iid" or "adaptive", as for `selection.select`.  By default "iid" for a `Grid`, and for a `Random` with
+        the library's distributions, unless the plan is for adaptive candidates; else "adaptive".  "iid" declares that
+        all draws of the space are independent and from one law, and is noted in `Tuned.candidates` and in the ledger.
     top : number of the best candidates that are released, in `Tuned.winners`; by default `plan.top`, else 1.
-    pad : the number n of candidates that are always trained and scored; candidates beyond K are dropped.  The law of
-        the plan must then have K <= n, such as ``truncated(law, n)``.  Without pad the running time reveals K, and no
-        guarantee covers an observer of the time.
+    pad : the number n of candidates that are always trained and scored; those beyond K are dropped.  The plan's law
+        must have K <= n, such as ``truncated(law, n)``.  Without pad the running time reveals K, unaccounted for.
     clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`.
     ledger : a path or a Ledger; its entries count against the plan's target.
-    key : 32 secret bytes for all randomness but K, by default from the operating system; never use them for two
-        tunings.
-    progress : whether to show a progress line on standard error; None shows it only on a terminal.  Without pad only an
-        `Adaptive` search shows the line, since its accounting assumes that K is public.
+    key : 32 secret bytes for all randomness but K, by default from the operating system; never use them twice.
+    progress : whether to show a line; None: on a terminal.  Without pad only an `Adaptive` search, of public K, has it.
 
     Returns
     -------
@@ -199,15 +184,13 @@ def tune_in_rounds(
     """Tune in rounds, like batched Bayesian optimisation: each round's winner is public and shapes the next space.
 
     Every round draws a fresh, secret K, trains K candidates from the round's space, and releases the best.  `update`
-    makes the next space from all winners so far.  The cost is the composition of the rounds.  Adaptive
-    candidates, which may depend on all candidates before them, cost far more than rounds.  One ledger entry for all
-    rounds is on the disk before the first candidate is trained, so stopping early does not lower the claim.
+    makes the next space from all winners so far.  The cost is the composition of the rounds, far less than that of
+    adaptive candidates.  It is in the ledger before the first candidate is trained: stopping early does not lower it.
 
     Parameters
     ----------
-    loss_fn, make_optimizer, data, init, loss, pad, clip_norm, method, micro_batch, rngs, trainable, private_loss : as
-        for `tune`.
-    key, progress, ledger : as for `tune`.
+    loss_fn, make_optimizer, data, init, loss, pad, key, progress, ledger : as for `tune`.
+    clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `tune`.
     space : the space of the first round.
     plan : a `SearchPlan` with `rounds`, which solves for the noise; or a Plan with repetitions and a noise multiplier.
     update : (winners so far, in order) -> the space of the next round, or None to stop.  The function must use nothing
@@ -222,8 +205,7 @@ def tune_in_rounds(
 
     Raises
     ------
-    InputError : before anything is spent, if the rounds exceed the plan's target; later, if the accounting assumes
-        i.i.d. candidates and a round's space is not known to be i.i.d.
+    InputError : before spending, if the rounds exceed the target; later, if a space is adaptive and the plan is not.
 
     References
     ----------
@@ -268,20 +250,15 @@ def tune_with(
 
     Parameters
     ----------
-    train : (config, key) -> result.
+    train, score : (config, key) -> result; result -> a number.
     space, top, pad, key, progress : as for `tune`.  For an `Adaptive` search, `Tried.result` is the result of `train`.
-    mechanism : the cost of one call of `train`, whatever the configuration.  The library cannot check this claim.
-        The claim holds only if `train` reveals nothing but its result, and whether it raises an exception (the message
-        is not shown).  If the score looks at private data, the mechanism must include the cost of the score.
-    repetitions : one law of K.
-    target_delta : in (0, 1).
-    score : result -> a number.
-    relation : as for `ja.epsilon`.
-    candidates : "adaptive": `train` and `space` may remember earlier candidates, warm starts and pruning included, and
-        `mechanism` is the cost of a call whatever came before.  "iid" declares that nothing is remembered: each call of
-        `space.sample` and of `train` is independent of all others and has one law, and the score depends on the
-        candidate's own result alone.  A list tried in order, shuffled lists and samplers with state are not i.i.d.
-    ledger : an open Ledger.
+    mechanism : the cost of one call of `train`, whatever the configuration, plus that of a score on private data.  The
+        library cannot check this.  `train` must reveal nothing but its result, and whether it raises an exception.
+    repetitions, target_delta : one law of K, and a number in (0, 1).
+    relation, ledger : as for `ja.epsilon`; an open Ledger.
+    candidates : "adaptive": `train` and `space` may remember earlier candidates, and `mechanism` is the cost of a call
+        whatever came before.  "iid" declares that all calls of `space.sample` and `train` are independent and from one
+        law (unlike lists, shuffled or not, and samplers with state), and that no score depends on other candidates.
 
     Returns
     -------

@@ -116,8 +116,7 @@ class LoRA:
     ----------
     base : the parameters, as a pytree; the pytree of an nnx module has nested dicts.
     adapters : {path of an array in the base: {"a": (leading axes, rank), "b": (rank, trailing axes)}}.
-    scale : alpha / rank.
-    outer : the form of an nnx module; None for other models.
+    scale, outer : alpha / rank, and the form of an nnx module (None for other models).
 
     References
     ----------
@@ -163,8 +162,7 @@ def lora(
     -------
     LoRA : the parameters to give to ``trainer.init``.  Its method ``merge()`` returns parameters without adapters.
 
-    An array of more than two axes is cut into leading and trailing axes of nearly equal total size.  A projection
-    (features, heads, width) is cut after the first axis; a projection (heads, width, features) before the last axis.
+    An array is cut into leading and trailing axes of nearly equal total size: (features, heads, width) after features.
 
     References
     ----------

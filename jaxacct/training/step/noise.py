@@ -1,7 +1,6 @@
 """Gaussian noise for one step, and the streams of randomness of a run (README.md of this folder, "Noise").
 
-The noise reaches 9.4 standard deviations (probability 1e-20).  `jax.random.normal` in float32 ends at 5.5: a noisy sum
-past this limit would reveal the example that moved it there.
+Draws end at 9.4 standard deviations, where `jax.random.normal` ends at 5.5: a sum past the end reveals an example.
 """
 
 from __future__ import annotations

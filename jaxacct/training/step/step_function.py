@@ -1,7 +1,4 @@
-"""One private step as pure functions: they draw, clip and sum in micro-batches, add noise, divide, and update.
-
-`private_step` combines them on one device; elsewhere call `draw`, then `add` per micro-batch, then `release` once.
-"""
+"""One private step as pure functions: `private_step`, and its parts `draw`, `add` per micro-batch, and `release`."""
 
 from __future__ import annotations
 
@@ -72,8 +69,8 @@ class Numbers(NamedTuple):
     position: Any  # which batch of its pass, slot of its round, or group of the run the step takes; counted from 0
     expected_batch_size: Any
     gradient_noise: Any  # noise multiplier on the gradients
-    count_draw: Any = None  # noise on the count of the adaptive clip norm, drawn by the host; None without a count
-    loss_draw: Any = None  # likewise for the private loss
+    count_draw: Any = None  # noise on the adaptive clip norm's count (`loss_draw`: on the private loss), or None
+    loss_draw: Any = None
     taps: Any = None  # the strategy's `Taps` for correlated noise; None if the noise of all steps is independent
 
 
@@ -199,8 +196,8 @@ class Sums(NamedTuple):
 class Observed(NamedTuple):
     """Values of a step's batch, for a log.  Only `value` is private.  No decision may depend on the other fields."""
 
-    loss: Any  # summed over the contributing members, whose number is `members - not_finite`
-    aux: Any  # summed likewise
+    loss: Any  # like `aux`, summed over the contributing members, whose number is `members - not_finite`
+    aux: Any
     members: Any
     clipped: Any  # number of members whose gradient was clipped
     not_finite: Any  # number of members whose gradient is not finite and contributes nothing
@@ -474,9 +471,8 @@ class Averaged(NamedTuple):
 
     Parameters
     ----------
-    inner : the state of the optimizer itself.
+    inner, count : the state of the optimizer itself, and the number of steps taken.
     average : the moving average of the parameters, in float32 or wider.  Like the parameters it may be published.
-    count : number of steps taken.
 
     References
     ----------
@@ -501,8 +497,7 @@ def averaged(optimizer: Foreign, decay: float = 0.9999) -> Foreign:
 
     Parameters
     ----------
-    optimizer : an Optax transformation.
-    decay : in (0, 1).
+    optimizer, decay : an Optax transformation, and a number in (0, 1).
 
     Returns
     -------

@@ -75,11 +75,9 @@ class Turn(NamedTuple):
 
 
 class Release(NamedTuple):
-    """One release: the noisy sum of a step, or all noisy sums of a pass under a batch rule in `BY_PASS`.
+    """One release: the noisy sum of a step, or all noisy sums of a pass under a batch rule in `BY_PASS`."""
 
-    It also covers the effect of its records on later steps that share its noise.
-    """
-
+    # a release also covers the effect of its records on later steps that share its noise
     sampling: str
     noise_multiplier: float
     sampling_probability: float  # of a step; 1 for UNSAMPLED rules and unknown cyclic passes; 1 / slots of a round
