@@ -247,8 +247,8 @@ class Trainer:
         by : the name of whoever runs the training, for the ledger.
         log : a function that gets the record (a dict) of a step, or the path of a file of JSON lines, to which a
             resumed run appends.  A record has an upper bound of epsilon so far; what is under "not_private" is *not*
-            private.  Records are put out once a second and at the end.  The function's result is ignored, and a
-            function that raises is not called again (jaxacct/training/run/README.md, "The log").
+            private, and must not end a run: the function's result is ignored, and it is not called again once it
+            raises.  Records are put out once a second and at the end (jaxacct/training/run/README.md, "The log").
         note_ahead : the largest number of steps that one write enters into the ledger, by default (and at most) a
             hundredth of the plan's; fewer if writing then takes below 5 % of the time; 1 for a Source or passes.  If a
             run is cut off, steps that were entered but not taken count as spent until it is resumed.

@@ -134,7 +134,7 @@ class MatchedPlan:
     ----------
     target_epsilon, target_delta : the target of the whole tuning; target_epsilon is > 0, target_delta in (0, 1).
     dataset_size, repetitions : the number of records n, which is public, and one law of K, the number of candidates.
-    sampling_probability, epochs, steps : one or several rates in (0, 1]; one or several lengths, in epochs or in steps.
+    sampling_probability, epochs, steps : one or several rates in (0, 1], and lengths: give either epochs or steps.
 
     References
     ----------
