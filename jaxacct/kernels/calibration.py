@@ -177,7 +177,7 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = 10.0) -> Array:
-    """Return risen/moved; `slope` if `moved` is tiny or the two differ by a factor > `change`, by rounding errors."""
+    """Return risen/moved, or `slope` if rounding spoils it: `moved` is tiny, or they differ by a factor > `change`."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
     trusted = (xp.abs(moved) > 1e-7) & (fresh / slope > 1.0 / change) & (fresh / slope < change)
@@ -355,7 +355,7 @@ def solve_split(
         residual, rate, needs = evaluate(x)
         slope = _secant_slope(x - last_x, residual - last_r, slope, 50.0)
         step = xp.clip(-residual / slope, -LARGEST_SPLIT_STEP, LARGEST_SPLIT_STEP)
-        # A secant step for f(x) leaves an error of about |f''/(2 f')|, here taken to be 3, times its last two steps.
+        # A secant step for f(x) errs by about |f''/(2 f')|, taken to be 3, times the product of the last two steps.
         off = xp.abs(step) * xp.where(x == x0, 1.0, 3.0 * xp.abs(x - last_x))
         # x moves on only while it is near x0, where the windows were placed, and while steps reduce the residual
         serves = (xp.abs(x - x0) <= SETTLED) & ((x == x0) | (xp.abs(residual) < xp.abs(last_r)))

@@ -124,7 +124,7 @@ class Cells(NamedTuple):
     low: Array  # (N,) hat mass at the cell's node of lower loss
     high: Array  # (N,) hat mass at the cell's node of higher loss
     eta: Array  # (N,) upper bound of the relative error of both hat masses, below 1/4
-    whole: Array  # (N,) P-mass without a useful error bound, for the node of higher loss if `upper`, else of lower loss
+    whole: Array  # (N,) P-mass without a useful error bound: goes to the higher loss in an upper law, else to the lower
 
     def reversed(self) -> Cells:
         """Return the cells of the mirrored law: cell k becomes cell N - 2 - k, and entry N - 1 stays."""
@@ -213,7 +213,7 @@ def gaussian_cells(
     low, high, crude = low * scale, high * scale, xp.zeros_like(width)
     spared = fine
     if xp is not np or np.any(used & ~fine):
-        # A distance from the mode is off by a few roundoffs of the mode, and the density by at most REACH times this.
+        # A distance from the mode is off by some roundoffs of the mode, the log density by up to REACH times that.
         rounding = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
         rounding = xp.maximum(rounding, 0.0)
         density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
@@ -344,7 +344,7 @@ def upper_masses(cells: Cells, atoms: Array) -> Array:
 
 
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Return masses, (N,), of a dominated law on the nodes `first` to `last`; `cancelled` removes negative masses."""
+    """Return masses, (N,), dominated by `cells` and by `atoms`, masses on nodes. `cancelled` removes negative ones."""
     xp = namespace(*cells, atoms, step, first, last)
     index = xp.arange(atoms.shape[0])
     open_cell = (index >= first) & (index < last)

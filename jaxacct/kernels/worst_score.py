@@ -350,7 +350,7 @@ def _moved(where: Mesh, above: Outer) -> Mesh:
 def epsilon(
     law: Repetitions, above: Outer, below: Inner, log_delta: Array, highest: Array, resolution: Resolution
 ) -> tuple[Array, Array]:
-    """Return (lower, upper) for the eps at which the worst leak is e^log_delta; upper is inf if eps > `highest`."""
+    """Return (lower, upper) of the eps >= 0 where the worst leak is e^log_delta; upper is inf if eps > `highest`."""
     xp = namespace(above.q)
     seen = sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution)
     target = xp.exp(log_delta) * (1.0 + OUTWARD)
@@ -429,7 +429,7 @@ def _crossing(leak: Callable[[Array], Array], start: Array, delta: Array, highes
 
     def wide(carry: tuple[Array, ...]) -> Array:
         i, left, at_left, right, at_right = carry
-        # Regula falsi stops where the chord is close to the leak. The result is an upper bound on any interval.
+        # Regula falsi stops where the chord is close to the leak. The result is an upper bound in any case.
         return (i < 30) & (right - left > 2e-3) & (at_left > delta) & (at_right <= delta)
 
     _, left, at_left, right, at_right = iterate(xp, wide, step, (0, left, at_left, right, at_right))

@@ -458,7 +458,7 @@ def contours_at(
     k: Array,
     guess: Array,
     tolerance: Array | float,
-    most_long: int | None = None,  # largest number of contours of more than VERY_LONG nodes for one (s, t)
+    most_long: int | None = None,  # largest number of contours of over VERY_LONG nodes for one (s, t); omit others
 ) -> list[tuple[Array, Contour]]:
     """Evaluate contours placed for k. Return (row numbers, contour) for groups of rows with similar node counts."""
     tolerance = np.broadcast_to(tolerance, s.shape)

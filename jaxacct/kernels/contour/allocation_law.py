@@ -204,7 +204,7 @@ def bounds(sign: float, s: Array, t: Array, k: Array) -> tuple[Array, Array]:
     """Return lower and upper bounds, (B,) each, of the call E(S - k)_+ (sign = 1) or the put E(k - S)_+ (sign = -1).
 
     Upper: `(sqrt(v + (k-1)^2) -+ (k-1))/2` (Scarf), - for the call. S has mean 1 and variance v = (e^{s^2} - 1)/t.
-    Lower: (1 - k)_+ or E[S - k; some X_i > tk] for the call, (k - 1)_+ or E[k - S; all X_i <= k] for the put.
+    Lower: max((1 - k)_+, E[S - k; some X_i > tk]) for the call, max((k - 1)_+, E[k - S; all X_i <= k]) for the put.
     """
     with np.errstate(all="ignore"):
         # 1e-300 is added so that the variance of S does not become too small where s^2 underflows.
@@ -394,7 +394,7 @@ class Powers(NamedTuple):
 
 
 def turned_by(angle: Array) -> Array:
-    """Return e^{i angle} - 1 = 2 i tau/(1 - i tau), tau = tan(angle/2), off by no more than tau (NumPy: 4 ulp)."""
+    """Return e^{i angle} - 1 = 2 i tau/(1 - i tau). Its relative error is that of tau = tan(angle/2), at most 4 ulp."""
     tau = np.tan(0.5 * angle)
     share = 2.0 * tau / (1.0 + tau * tau)
     found = np.empty(angle.shape, np.complex128)

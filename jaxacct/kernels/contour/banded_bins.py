@@ -39,9 +39,9 @@ SHAPES = ((0.0, 1.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0), (0.7, 2.0))
 CELLS = 200
 """Number of cells into which a line is divided, to bound an integral along it."""
 BOX, MOST_BOXES, ROUGH_BOXES = 0.6, 36, 18
-"""log X grows by about BOX over a box of nodes, or by more if there were over MOST_BOXES (ROUGH_BOXES in estimates)."""
+"""log X grows by about BOX over a box of nodes, or by more to have at most MOST_BOXES (ROUGH_BOXES in estimates)."""
 WINDOWS = ((0.0, 1.0), (0.8, 8.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
-"""(share of the largest shift, begin) of each path. A window begins at |z| X/b = begin; if begin is 0, none does."""
+"""(share of the largest shift, begin) of each path. Its window begins at |z| X/b = begin; if begin is 0, W = 1."""
 NEARLY = 0.15
 """If no lattice reaches the wanted accuracy, an error of up to e^NEARLY times the least possible error is accepted."""
 GROUPS = 16
@@ -106,7 +106,7 @@ class Bins:
             (float(both.min()), float(both.max())),  # least and largest turn of an X_j if every y is shifted by i
             float(max(self.first.max(), self.second.max())),
         )
-        self.shared = self.first * np.roll(self.second, 1)  # covariances of G_{j-1} and G_j
+        self.shared = self.first * np.roll(self.second, 1)  # covariances of G_{j-1} and G_j; 0 at j = 0 if b = 2
         risen = lambda x: np.expm1(np.minimum(x, 600.0))
         # the standard deviation of S
         self.deviation = float(np.sqrt(np.sum(risen(self.variances) + 2.0 * risen(self.shared)))) / self.count
@@ -574,7 +574,7 @@ class Contour(NamedTuple):
 
 
 def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float, most: float) -> tuple[Contour, float]:
-    """Return a contour for k, with an error near e^log_goal, and its work. Raise beyond `most` work or e^log_most."""
+    """Return (contour for k, work), error near e^log_goal; ArithmeticError if work > `most` or error > e^log_most."""
     x = np.geomspace(min(decay.x[1], 0.5 / k), decay.x[-1], 200)
     saddle = float(x[np.argmin(k * x + decay(x) - 2.0 * np.log(x))])
     best: tuple[Any, ...] = (np.inf,)
@@ -683,7 +683,8 @@ class Profile:
         """Return lower bounds, estimates and upper bounds, (3, K), of delta at ascending eps.
 
         `width` is the wanted relative width. A bracket may be wider where the work limit or rounding prevents it, and
-        where delta is below `least`. `error` is an absolute width that suffices. Calls with `error` > 0 share a limit.
+        where delta is below `least`. `error` is an absolute width that suffices. Calls with `error` > 0 are one search,
+        with one work limit.
         """
         found, k = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0))
         least = np.broadcast_to(least, eps.shape)

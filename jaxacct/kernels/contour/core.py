@@ -20,7 +20,7 @@ SUM_OUTWARD = 1.0000001
 NEWTON_STEPS = 6
 """Number of Newton steps that solve for eps on a contour. The first step starts at the eps of the saddle point."""
 MARGIN = 1.02
-"""The bounds of eps lie MARGIN (error of log delta)/|slope of log delta| from its estimate, as the slope may change."""
+"""The bounds of eps lie MARGIN times error/|slope| of log delta from the estimate, as the slope may change."""
 
 
 class Bracketed(NamedTuple):
@@ -86,7 +86,7 @@ def log_geometric(gap: Array) -> Array:
 
 
 def log_images(c: Array, h: Array, at: Array, log_bound: Array, epsilon: Array, log_mass: Array | float = 0.0) -> Array:
-    """Bound the log of the sum of all images from above. `log_bound`, (A,): logs of Chernoff's bounds for eps = 0."""
+    """Bound the log of the sum of images from above. `log_bound`, (A,): logs of Chernoff's bounds at `at`, eps = 0."""
     xp = namespace(c, epsilon)
     period = 2.0 * xp.pi / h
     gap = (at - c[..., None]) * period[..., None]

@@ -249,7 +249,7 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
 
 
 def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
-    """Bound the loss's tilted density from below by slabs, constant on a level set about one of two modes, else 0.
+    """Bound the loss's tilted density from below by a sum of slabs, each on a level set about one of two modes.
 
     Return the slabs' heights and lower bounds of the level sets' lengths, (2 (LEVELS - 1),) each.
     """

@@ -263,7 +263,7 @@ LARGEST_MOVE = 2.5
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps at which the search for eps may start, if it starts at the saddle point approximation."""
 MARGIN = 1.05
-"""The bounds of eps lie MARGIN (error of log delta)/|slope of log delta| from its estimate, as the slope may change."""
+"""The bounds of eps lie MARGIN times error/|slope| of log delta from the estimate, as the slope may change."""
 
 
 class Start(NamedTuple):

@@ -396,7 +396,7 @@ def _least(
     """Return the least bound of an error on lines Im u > 0, one per exponent, or USELESS if the grid is too coarse."""
     xp = namespace(nodes.step, like)
     widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)
-    lowest = xp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)
+    lowest = xp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)  # suits the far window
     heights = lowest * (widest / lowest) ** in_front(exponents, like.ndim)
     errors = ROUNDED_UP * xp.min(error(heights), axis=0)
     # Return USELESS for a grid of step 20 sigma or more, which cannot resolve the law (kernels/README.md, section 6),
