@@ -21,7 +21,8 @@ from jaxacct.engines import backend, programs
 from jaxacct.mechanisms import dp_sgd
 
 PURPOSES = {"sweep": ("xla",), "training": ("auto",), "all": ("xla", "auto")}
-"""Values of --for, each with the backends whose programs it compiles. Training asks few questions, on "auto"."""
+"""Values of --for, each with the backends whose programs it compiles. Large sweeps run on XLA. Plans and ledgers ask
+few questions, for which "auto" compiles nothing on a CPU."""
 NOISE, RATE, STEPS = (0.3, 1.0, 100.0), (1e-5, 1e-3, 0.1), (10_000, 10_000_000)
 """Noise multipliers, sampling probabilities and steps of the questions for epsilon and delta."""
 DELTA, EPSILON = (1e-3, 1e-20), (0.1, 3.0)

@@ -26,7 +26,7 @@ class _IntegerNoise:
         raise NotImplementedError  # each subclass draws from its own law
 
     def release(self, counts: ArrayLike, rng: random.Random | None = None) -> Numbers:
-        """Return the count, or each of a list, plus independent noise. Pass `rng` in tests only: it is predictable."""
+        """Return the count, or each of a list, plus independent noise. Pass a seeded `rng` in tests only."""
         source = generator(rng)
         if isinstance(counts, str | bytes | dict):
             raise InputError(f"counts must be an integer or a list of them, not {type(counts).__name__}; use [3, 1, 4]")
@@ -178,6 +178,8 @@ class SparseVector:
 
     def accuracy(self, beta: ArrayLike, queries: int) -> int:
         """Return the smallest even alpha >= 2 for which `failure(alpha, queries)` is at most `beta`.
+
+        Alpha is about 8 Delta (log queries + log(2/beta)) / epsilon.
 
         >>> SparseVector(1.0, 0).accuracy(0.05, queries=100)
         60

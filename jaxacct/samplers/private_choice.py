@@ -61,7 +61,8 @@ class _PureChoice:
         """Draw `shape` choices per row (last axis) of `utilities`. Return the indices, of shape `shape` + batch shape.
 
         For a release pass None as `key`: the operating system then gives 256 random bits. A JAX key must have at least
-        256 bits. Keep it secret and use it for nothing else: whoever knows the key can compute the noise.
+        256 bits, like ``jaxacct.training.fresh_key()``. Keep it secret and use it for nothing else: whoever knows the
+        key can compute the noise.
         """
         return _noisy_argmax(key, utilities, shape, self.noise, self.scale)
 
@@ -106,7 +107,8 @@ class ExponentialChoice(_PureChoice):
     def sample_exact(self, utilities: Sequence[Any], rng: random.Random | None = None) -> int:
         """Draw one choice from exactly the stated law, by rejection. Pass a seeded `rng` in tests only.
 
-        A uniform candidate of utility u is accepted with probability e^{-(OPT - u)/scale}; OPT is the largest utility.
+        A uniform candidate of utility u (an int, a float or a Fraction, taken exactly) is accepted with probability
+        e^{-(OPT - u)/scale}, where OPT is the largest utility.
         k candidates take at most k proposals on average. The running time depends on the utilities: keep it secret.
 
         >>> ExponentialChoice(epsilon=50.0).sample_exact([0, 3, 1])

@@ -34,7 +34,7 @@ STOPPED_EARLY = "stopped early by the plan, after step "
 
 @dataclass
 class _Partition:
-    """Step entries of one pass, which costs its costliest step, or of one round of random allocation."""
+    """Step entries of disjoint batches: of a pass, which costs its costliest step, or of a round of allocation."""
 
     first: Step
     steps: dict[int, list[float]] = field(default_factory=dict)  # {step number: the noise multipliers of its entries}
@@ -296,8 +296,8 @@ class Contents:
         """Return bounds of the epsilon of all releases and of those of `promised`, of one run or of all runs.
 
         Set `whole` if somebody ended a run because of outputs seen outside of its callbacks, such as its checkpoints:
-        every run then counts to the end of its plan.  A run with a filter costs the filter's whole budget; epsilon is
-        inf if the run has spent more.  If `relation` is None, the plans' relation is used.
+        every run then counts to the end of its plan.  A run with a filter costs the filter's whole budget (kind
+        "bound"); epsilon is inf if the run has spent more.  If `relation` is None, the plans' relation is used.
         """
         names = self._names(run)
         return claim([(self.counting(name, whole), self.headers[name]) for name in names], delta, relation)
@@ -312,7 +312,10 @@ class Contents:
         return replace(spent, releases=spent.releases + more) if more else spent
 
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
-        """Return `ahead` of the steps owed, or if `whole` of all that remain (README.md, "Outputs that were seen")."""
+        """Return `owed`, and what is `ahead` to the promised end, or if `whole` to the plan's end (README.md).
+
+        With a filter return only `owed`, since a filter holds wherever the run ends.
+        """
         spent, plan = self._known(run), self.headers[run][-1].plan
         promised = Counter(spent.owed)
         if not plan.filter:
@@ -326,7 +329,7 @@ class Contents:
         return self.runs[run].releases - -change, +change
 
     def unfinished(self, run: str | None = None) -> list[str]:
-        """Return the names of runs (`run`, or all) that stopped before their plan's end without a `Seen` entry."""
+        """Return the runs (`run`, or all; no tunings) that stopped before their plan's end without a `Seen` entry."""
         ended = [name for name in self._names(run) if self.runs[name].looks is None and not self.runs[name].of_tunings]
         return [name for name in ended if self.promised(name, whole=True)]
 
@@ -478,7 +481,7 @@ def room(
     run: str | None = None,
     begins: bool = False,
 ) -> int:
-    """Return how many steps from `step` on the plan's target and filter allow.  `partition`: the `label` of `ahead`."""
+    """Return how many steps the target and filter allow from `step` on.  `partition` is the `label` of `ahead`."""
     name = ledger.run if run is None else run
     own, left = ledger.runs.get(name, Spent()), plan.steps - step
     if plan.target_epsilon is None and plan.filter is None:

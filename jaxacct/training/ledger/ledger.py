@@ -267,7 +267,7 @@ class Ledger(Contents):
         return name
 
     def replan(self, plan: Plan) -> None:
-        """Continue the current run with another plan.  Correlated noise and a fixed order must stay as they were."""
+        """Continue the current run with another plan.  Shared noise keeps strategy, groups and batch size."""
         self._require_unit(plan)
         if self.runs[self.run].numbers:
             plan.require_noise_of(self.plan)
@@ -329,7 +329,9 @@ class Ledger(Contents):
         self._append([Spend(self.run, mechanism, ledger_format.words("note", note))])
 
     def seen(self, step: int, looked: bool = True) -> None:
-        """Write that outputs of the current run will be seen after `step` steps: all that its plan allows counts.
+        """Write that outputs are about to be seen after `step` steps; show them only when `seen` has returned.
+
+        From then on all steps that the plan and its target allow count as spent, even if the run ends earlier.
 
         looked : True if a callback asks for the outputs, False if something else, such as an error, ended the run.
             After a change of plan, the steps that were not taken still count only if True.

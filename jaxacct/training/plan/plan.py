@@ -569,7 +569,7 @@ class Plan(PlanRequest):
         return "_curve" in vars(self)
 
     def live_epsilon(self, step: int) -> Bounds:
-        """Return an upper bound of epsilon after `step` steps: that of the next entry in a table computed once."""
+        """Return an upper bound of epsilon after `step` steps: that of a table's first step >= `step`."""
         self._require(step, self.steps)
         if step == 0:
             return Bounds(0.0, 0.0, 0.0, "bound", "zero")

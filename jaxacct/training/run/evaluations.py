@@ -26,7 +26,10 @@ BLOCK_SIZE = 256
 
 
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
-    """Return (upper, lower): `value`, clipped to [0, 1], in whole units, sums to exactly upper * 2^10 + lower."""
+    """Return two int32 (upper, lower): the values sum to exactly (upper * 2^10 + lower) * unit.
+
+    Before, each value is clipped to [0, 1] (NaN is 0) and rounded to a multiple of `unit`.
+    """
     of_one = jax.make_jaxpr(lambda example: value(params, example))
     refuse_closed_over("value", of_one(one_of(data)), data)
 
@@ -123,7 +126,7 @@ class ValidationScore:
 
 
 def validation_score(plan: Plan, score: Any, validation: Any, several: bool) -> ValidationScore | None:
-    """Return the score for a plan's early stop, None if it has none.  `several` (a mesh) is refused."""
+    """Return the score for a plan's early stop, None if it has none.  On a mesh (`several`) refuse an early stop."""
     if plan.early_stop is None:
         if score is not None or validation is not None:
             raise InputError("score and validation need a plan with an early stop; use Plan(..., early_stop=...)")

@@ -180,7 +180,10 @@ class RunLog:
             look.record = record
 
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
-        """Hand over fetched records in order.  Each waits for its table, at most `WAIT_SECONDS` from its step on."""
+        """Hand over fetched records in order; if `everything`, return only when all are handed over.
+
+        A record is kept back until its table is ready, at most `WAIT_SECONDS` from its step on.
+        """
         while self._looks and self._looks[0].record is not None:
             look = self._looks[0]
             assert look.when is not None and look.record is not None
@@ -359,6 +362,7 @@ class _Table:
     def at(self, step: int) -> TablePoint:
         """Return the point of the table after `step` steps.  The first call starts the thread that fills the table."""
         if self._thread is None:
+            # no daemon: the interpreter waits for it at exit, which so cuts off no compilation
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
             self._thread.start()
         return TablePoint(self, step)

@@ -43,7 +43,7 @@ class RunLedger:
         return self._mark
 
     def note(self, plan: Plan, step: int, now: Prepared, program: Program) -> int:
-        """Write steps from `step` on that the budget allows; once on disk, return their number in all processes."""
+        """Write steps from `step` on that the budget allows.  Return their number in all processes, once on disk."""
 
         def noted() -> int:
             begin, (last, seconds, steps) = time.perf_counter(), self._last
@@ -148,7 +148,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partit
     ]
     there = ledger.step_entry(*entries[0], partition) in ledger.runs[ledger.run].seen
     until = None if there else ledger.another_way(step, partition)
-    # after outputs were seen, all steps before the promised end are spent; a step that moves this end is alone
+    # after outputs were seen, all steps before the promised end are spent; a step that moves this end is written alone
     count = 1 if there or until is not None else len(entries)
     if not there and not plan.allows(ledger, step, partition, count):
         if count == 1 or not plan.allows(ledger, step, partition):
@@ -233,7 +233,7 @@ def open_ledger(
 
 
 def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> None:
-    """Make `name` the current run; write its plan, and its spending so far.  Refuse a plan that may not follow."""
+    """Make `name` the current run; write its plan and what it spent without a ledger.  Refuse an unfit plan."""
     mark, stretches = state.history.ledger, state.history.stretches
     if mark is not None:
         if mark.run != name:

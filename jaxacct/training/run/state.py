@@ -230,6 +230,7 @@ def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool)
     """Return bounds of the epsilon of a history, with the plan's remaining steps if outputs may have ended the run.
 
     They cannot if the run ended by itself or showed no outputs (`ended`), or if it continues (`goes_on`).
+    With a ledger `ended` is ignored: the ledger itself knows which remaining steps count.
     """
     if history.ledger is not None:
         ledger = Ledger.read(history.ledger.path)

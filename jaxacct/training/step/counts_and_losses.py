@@ -121,7 +121,8 @@ class AdaptiveClip:
     initial : the first clip norm.
     quantile : the quantile of the norms that C tracks, in (0, 1).
     learning_rate : > 0.
-    count_noise : standard deviation of the noise; by default a tenth of the expected batch size [Andrew et al.].
+    count_noise : standard deviation of the noise on the count, in examples; by default a tenth of the expected batch
+        size [Andrew et al.].
 
     References
     ----------

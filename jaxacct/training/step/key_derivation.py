@@ -1,4 +1,4 @@
-"""Derives keys such that a repeated step has either the same bits or new randomness (README.md, "Keys")."""
+"""Derives keys such that a repeated step has the same result to the last bit, or new randomness (README.md, "Keys")."""
 
 from __future__ import annotations
 

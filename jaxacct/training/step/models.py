@@ -150,7 +150,7 @@ def lora(
 
     Parameters
     ----------
-    params : the base: linen variables, an nnx or Equinox module, or any pytree.  Not from the private data.
+    params : the base: linen variables, an nnx or Equinox module, or any pytree.  It must not come from private data.
     rank : int, at least 1; the rank of each product a b.
     where : a function of a path such as "params/Dense_0/kernel".  It returns True for each array, of two or more axes,
         that gets an adapter.  By default: arrays of two or three axes named "kernel", and of two axes named "weight".
@@ -315,7 +315,7 @@ class Untrained:
 
 
 def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | None]:
-    """Return a model's trained part, None for other leaves, and the rest: None if all is trained and it is not nnx."""
+    """Return (model with None for untrained leaves, the rest).  The rest is None if all is trained, unless nnx."""
     tree, outer = model_as_pytree(model)
     leaves, structure = jax.tree_util.tree_flatten(tree)
     arrays = arrays_of(tree)

@@ -51,7 +51,10 @@ def host_stream(words: Any, purpose: int) -> np.ndarray:
 
 
 def add(key: Any, tree: Any, std: Any) -> Any:
-    """Add N(0, std^2) to each entry of the sum of a whole batch, once per step; std = noise multiplier * clip norm."""
+    """Add independent N(0, std^2) to each entry of a whole batch's sum, once per step.
+
+    `std` is the noise multiplier times the clip norm, whatever the relation.  Divide by the *expected* batch size.
+    """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)
     for dtype in dict.fromkeys(dtypes):

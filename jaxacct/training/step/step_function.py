@@ -492,7 +492,7 @@ def averaged(optimizer: Foreign, decay: float = 0.9999) -> Foreign:
     """Return an optimizer that makes the same updates and also keeps a moving average of the parameters in its state.
 
     After step t the average is d a + (1 - d) p, with a the previous average, p the new parameters, and
-    d = min(decay, (1 + t)/(10 + t)).  It depends on released parameters alone, so it costs no privacy.
+    d = min(decay, (1 + t)/(10 + t)).  The average depends on released parameters alone, so it costs no privacy.
     `state.opt_state.average` holds it; `params_of(folder, average=True)` reads it from a checkpoint.
 
     Parameters

@@ -80,7 +80,7 @@ class Release(NamedTuple):
     # a release also covers the effect of its records on later steps that share its noise
     sampling: str
     noise_multiplier: float
-    sampling_probability: float  # of a step; 1 for UNSAMPLED rules and unknown cyclic passes; 1 / slots of a round
+    sampling_probability: float  # of a step (CYCLIC: in its group); ALLOCATION: 1 / slots; UNSAMPLED or pass unknown: 1
     cap: int = 0  # the largest batch under truncated Poisson sampling; 0 under other rules
     dataset_size: int = 0  # likewise the number of records
 
