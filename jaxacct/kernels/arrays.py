@@ -187,7 +187,7 @@ def log1p_inline(x: Array) -> Array:
 
 
 def log1p_complex(a: Array, b: Array) -> Array:
-    """Return log(1 + a + ib) for NumPy arrays. It is off by few roundoffs of a small a + ib, np.log1p of 1."""
+    """Return log(1 + a + ib) for NumPy arrays. If a + ib is small, it is off by roundoffs of that (np.log1p: of 1)."""
     square = 2.0 * a + a * a + b * b
     near = (square > -0.75) & (square < 1e8)
     with np.errstate(divide="ignore"):

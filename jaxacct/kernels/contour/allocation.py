@@ -458,9 +458,9 @@ def contours_at(
     k: Array,
     guess: Array,
     tolerance: Array | float,
-    most_long: int | None = None,  # largest number of contours of over VERY_LONG nodes for one (s, t); omit others
+    most_long: int | None = None,  # largest number of contours of over VERY_LONG nodes for one (s, t)
 ) -> list[tuple[Array, Contour]]:
-    """Evaluate contours placed for k. Return (row numbers, contour) for groups of rows with similar node counts."""
+    """Return (row numbers, contour for k) for groups of similar node counts. Rows beyond `most_long` are left out."""
     tolerance = np.broadcast_to(tolerance, s.shape)
     where = place(sign, s, t, k, guess, tolerance)
     goal = guess + np.log(tolerance)
