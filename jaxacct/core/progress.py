@@ -35,7 +35,7 @@ class Progress:
         show: bool | None,  # None: on a terminal, and in a notebook after NOTEBOOK_WAIT seconds
         there: int = 0,  # rows done before the start, which the rate does not count
         unit: str = "rows",
-        pauses: tuple[float, float] = (0.0, 1.0),  # least seconds between updates: of a redrawn line, else
+        pauses: tuple[float, float] = (0.0, 1.0),  # least seconds between updates: redrawn line, other lines
         apart: Callable[[], float] = lambda: 0.0,  # returns the seconds spent on compiling, not counted by the rate
     ) -> None:
         self._total, self._there, self._unit = total, there, unit

@@ -179,8 +179,8 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     * DiscreteGaussian in one dimension becomes `DiscreteGaussian`. Otherwise it becomes zCDP with
       rho = sensitivity^2/(2 sigma^2). The event must then give the Euclidean sensitivity under the relation in use.
     * Discrete Laplace's parameter a becomes the scale 1/a, rounded down.
-    * RandomizedResponse with the noise parameter p gives the true answer with probability 1 - p + p/k. This is rounded
-      up, so that the loss is never understated. The guarantee is for replacing a record.
+    * RandomizedResponse among k answers with the noise parameter p gives the true one with probability 1 - p + p/k,
+      rounded up, so that the loss is never understated. The guarantee is for replacing a record.
     * RepeatAndSelect becomes `selection.select`. The parameter of the law of the number of runs is solved for, so that
       the mean number equals the event's mean to the last digits.
     * ZCDp becomes `ZCDP`. In a composition the rho of all ZCDp events add up, and so do their xi.

@@ -30,7 +30,7 @@ MOST_GROUPED_OUTCOMES = 2**21
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
 """Smallest noise, in units of the statistic; with less noise, the release is nearly always the statistic itself."""
 REACH_IN_DEVIATIONS = 37.5
-"""The discrete Gaussian is cut off at this many deviations; its density falls by e^{-37.5^2/2} = 4e-306 up to there."""
+"""The discrete Gaussian is cut off at this many deviations, at e^{-37.5^2/2} = 4e-306 of its largest density."""
 LOSS_CELLS = 2048
 """Number of cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)

@@ -422,7 +422,7 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any], Any]) -> Any:
-    """Return the configurations at `index` of a mechanism or a tuple of them. `law` picks those of a law of runs."""
+    """Return the configurations at `index` of a mechanism or a tuple; `law` picks those of a law of the run number."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}

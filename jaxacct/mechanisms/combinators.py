@@ -261,8 +261,9 @@ class ProposeTestRelease(Combinator):
     """Release ``mechanism`` only if a noisy distance says that the data is far from unstable data.
 
     The distance to instability is the least number of steps of the neighbouring relation to data where ``mechanism``
-    lacks its guarantee. It is released with Laplace noise of scale ``test_scale``. If it then exceeds ``threshold``,
-    the mechanism is run. On two unstable neighbours it may reveal everything, but runs with probability at most
+    lacks its guarantee. It is released with Laplace noise of scale ``test_scale``. If the noisy distance exceeds
+    ``threshold``, the mechanism is run. On two unstable neighbours the mechanism may reveal everything, but runs with
+    probability at most
 
         delta_infinity = e^{-threshold/test_scale}/2.
 

@@ -69,7 +69,8 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return a pair that dominates all pairs with profiles below the points. `scale`: largest shift, in sigma."""
+    """Return a pair that dominates all with profiles below the points: `forward` for remove, `reverse` for add."""
+    # `scale` is the largest shift of a mean, in standard deviations
     least = LEAST_RELATIVE_GAP * scale
     # raise small eps to `least`: a profile falls, so the delta of a point also bounds delta at any larger eps
     epsilon = np.maximum(np.concatenate([forward[0], reverse[0]]), least)

@@ -28,7 +28,7 @@ LEAST_SQUARE = 1e-280
 TOO_MANY = "must be <= 2**53; so many are not accounted for", "{:.6g}".format
 """For `refuse_where`: the words that refuse a number of steps, and the function that formats the number."""
 LARGEST_GAP = 1e-3
-"""A finite law's masses sum to 1 up to this error. If they sum to less, the law is replaced by one that reveals
+"""A finite law's masses must sum to 1 up to this error. If they sum to less, the law is replaced by one that reveals
 everything. If they sum to more in a law for lower ends, it is replaced by one that releases nothing."""
 
 

@@ -41,7 +41,9 @@ class MatrixMechanism(EqualToAnother):
     leaks no more, since its models are functions of C X + Z. Gradients may depend on all earlier outputs.
 
     Adding or removing a record must not move other records to other steps. Where it does, as in batches cut from a
-    shuffled list, ask for ``relation="zero_out"`` or ``"replace_one"``. These answers are exact:
+    shuffled list, ask for ``relation="zero_out"`` or ``"replace_one"``.
+
+    The answer is exact in these cases:
 
     * Without sampling the release is one Gaussian of noise multiplier s / sens(C).
     * With ``CyclicPoisson(b, q)`` and b at least the number of bands it is ceil(n/b) Poisson sampled Gaussians of noise
@@ -206,7 +208,8 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
 def delta_of_bins(
     strategy: Strategy, bins: int, noise: float, signs: list[float], epsilon: np.ndarray, width: float, least: float
 ) -> np.ndarray:
-    """Return (lower, estimate, upper) of delta at K eps, (3, K): the largest over `signs`, maybe wide below `least`."""
+    """Return (lower, estimate, upper) of delta at K eps, (3, K): the largest over the directions `signs`."""
+    # the brackets aim at the relative width `width`; that of a delta below `least` may be wider
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)
     found, largest = np.zeros((3, at.size)), profile_of_gaussian(_largest(profile), at)

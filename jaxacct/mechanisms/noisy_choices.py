@@ -171,7 +171,7 @@ class GaussianNoisyMax(BaseMechanism):
 
 
 def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
-    """Return the pair of `ExponentialMechanism`: a loss l in the grid has mass e^{l/2} tanh(step/4)/sinh(epsilon/2)."""
+    """Return the pair of `ExponentialMechanism`: an inner loss l has mass e^{l/2} tanh(step/4)/sinh(epsilon/2)."""
     place = np.arange(LOSS_CELLS + 1) / LOSS_CELLS
     step = 2.0 * epsilon / LOSS_CELLS
     # `height` is e^{epsilon/2} tanh(step/4)/sinh(epsilon/2), computed without overflow

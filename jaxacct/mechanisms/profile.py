@@ -129,7 +129,7 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
 
 @np.errstate(over="ignore")
 def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray) -> FinitePair:
-    """Return the pair that dominates any mechanism with these points, (K,) each; `epsilon` ascends, NaN counts as 1."""
+    """Return the pair that dominates all with these points, (K,) each; `epsilon` ascends, a delta of NaN is 1."""
     delta, reverse = (np.where(np.isnan(x), 1.0, x) for x in (delta, reverse))
     if 0.0 < epsilon[0] < LEAST_POINT:  # delta(0) <= delta(eps) + e^eps - 1
         first = np.append(np.expm1(epsilon[0]) * (1.0 + 4.0 * ROUNDOFF), np.zeros(epsilon.size - 1))

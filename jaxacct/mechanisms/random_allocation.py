@@ -274,7 +274,7 @@ class BallsInBins(EqualToAnother):
         require_gaussian_slots(type(self).__name__, self.mechanism)
         try:
             several = np.any((np.asarray(self.epochs, np.float64) > 1.0) & (np.asarray(self.slots, np.float64) > 1.0))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError):  # tracers have no values
             return
         if several:
             warnings.warn(

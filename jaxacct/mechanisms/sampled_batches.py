@@ -87,7 +87,7 @@ class PoissonSampled(OfGaussianMixtures):
     Parameters
     ----------
     mechanism : Mechanism; it runs on one sample, and is refused if it needs a data set of fixed size.
-    sampling_probability : array_like in [0, 1]; q.
+    sampling_probability : array_like in [0, 1]; q, which broadcasts with the base's fields.
     group : int from 1 to 1000; k, the same for all configurations. Above 1 the base must consist of Gaussians.
 
     References
@@ -302,8 +302,8 @@ class TruncatedPoissonSampled(OfGaussianMixtures):
 
     The bound has four conditions. n, the size of the larger data set, is public. q and the cap do not depend on the
     data. The subset is uniform (not the first ``cap`` records). The sum is divided by a constant, never by the number
-    drawn. A cap costs much privacy unless steps * tau is well below delta; `jaxacct.cap_for` finds such a cap. A cap of
-    n or more is plain Poisson sampling.
+    drawn. A cap costs much privacy unless steps * tau is well below delta; `jaxacct.cap_for` finds a cap for which it
+    is. A cap of n or more is plain Poisson sampling.
 
     Parameters
     ----------
@@ -527,7 +527,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     Parameters
     ----------
     mechanism : Mechanism; it runs on one sample.
-    sampling_ratio : array_like in [0, 1]; g. Under add/remove it is a share of the larger data set.
+    sampling_ratio : array_like in [0, 1]; g, which broadcasts. Under add/remove it is a share of the larger data set.
     group : int from 1 to 1000; k, the same for all configurations. Above 1 the base must consist of Gaussians.
     dataset_size : int from 2 to 1e9; n, needed only for a group. n g must be a whole number of at most n - k.
 

@@ -80,7 +80,7 @@ def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
-    """Return a mechanism that leaks no less, in both directions, than any with these points; None if none bounds it."""
+    """Return a mechanism that leaks no less in both directions than any with these points; None if all are trivial."""
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
         if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0):

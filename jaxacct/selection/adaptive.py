@@ -54,7 +54,7 @@ class AdaptiveSelection(AnySelection):
 
     where delta_k is the profile of ``mechanism`` composed k times.  Candidate k may be chosen after seeing all earlier
     outputs, K and public randomness, as long as ``mechanism`` dominates it.  All outputs may be released; if K is 0,
-    none is.  K must be independent of the data and of the outputs, but need not be secret.  The sum is the supremum
+    none is.  K must depend neither on the data nor on the outputs, but need not be secret.  The sum is the supremum
     over such candidates, so `ja.epsilon` and `ja.delta` return brackets of kind "certified", unless ``mechanism`` has
     kind "bound".  If K is constant, the selection is the K-fold composition of ``mechanism``.  Otherwise a composition
     of the selection with other mechanisms uses only upper bounds of its profile, and has kind "bound".

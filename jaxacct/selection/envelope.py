@@ -106,7 +106,8 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
 
 @np.errstate(all="ignore")
 def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
-    """Return per delta nearly the least eps at which the bound `made` is at most delta, or inf if none is found."""
+    """Return for each delta an eps at which the bound `made` is at most delta, or inf if none is found."""
+    # it exceeds the least such eps by a small share of eps + `unit`
     low, high, done = np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), np.zeros(delta.shape, bool)
     eps = low
     # Newton's method is applied to log(leak) as a function of eps. If this step leaves [low, high], it is replaced by

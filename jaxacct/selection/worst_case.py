@@ -58,7 +58,7 @@ def known_bases(run: Mechanism, coarse: bool = False) -> list[Base]:
 
 
 def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0) -> np.ndarray:
-    """Return brackets (2, *shape) of "epsilon" or "delta". One wider than WIDTH and, relatively, `width` is refined."""
+    """Return brackets (2, *shape) of "epsilon" or "delta". Refine each wider than WIDTH and `width` times its value."""
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
     # coarse curves are narrow enough for a `width` of 1e-3 or more
     known = [each.curves for each in known_bases(run, 1e-3 <= width < np.inf)]

@@ -23,7 +23,7 @@ def banded(bands: int, steps: int) -> tuple[float, ...]:
 
 @functools.lru_cache(maxsize=256)
 def banded_inverse(bands: int, steps: int, epochs: int) -> tuple[float, ...]:
-    """Return the `bands` entries of column 0 of C^-1, the first of them 1. No banded C^-1 has a C of smaller error."""
+    """Return the `bands` entries 1, d_1, ... of column 0 of the Toeplitz C^-1 whose C has the least error."""
     # begin at column 0 of A^(-1/2), where A is the prefix-sum matrix
     start = np.diff(_square_root(bands), prepend=0.0)
     return tuple(_toeplitz(start, steps, steps // epochs, inverse=True).tolist())

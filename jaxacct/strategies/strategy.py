@@ -97,7 +97,7 @@ class CyclicPoisson(_Counted):
     Parameters
     ----------
     groups : b, at least the number of bands of the strategy.
-    sampling_probability : q in [0, 1], the chance of a group's record to be drawn; not computed from the group's size.
+    sampling_probability : q in [0, 1], the chance of a group's record to be drawn; never derived from the group's size.
 
     References
     ----------

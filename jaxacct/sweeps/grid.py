@@ -299,8 +299,8 @@ SETTLED_BY = {
 def read_grid(path: str | os.PathLike[str]) -> Grid:
     r"""Read a grid file and check it. An error message is one line that names the place in the file.
 
-    A block of a TOML grid stands for all combinations of the values of its lists and ranges (both ends included; the
-    last one written varies fastest).  With `zip = true` the lists are broadcast together instead::
+    A block of a TOML grid stands for all combinations of the values of its lists and ranges (both ends included, counts
+    rounded; the last one written varies fastest).  With `zip = true` the lists are broadcast together instead::
 
         [defaults]                      # optional, shared by all blocks; a block may override
         target_delta = [1e-5, 1e-6]
