@@ -68,7 +68,7 @@ WIDE = 8e-4
 """Brackets of epsilon with relative widths above both this and rtol are computed again, by profiles of the rounds of
 random allocation at more losses."""
 MOST_BY_LOSSES = 3e-3
-"""Brackets wider than this get no more losses (`WIDE`), since these do not narrow the brackets of delta at fault."""
+"""Brackets wider than this are not computed again: more losses would not narrow the brackets of delta behind them."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation that is not symmetric, and the relation with the two data sets exchanged."""
 _KERNEL = "jaxacct.kernels.contour"

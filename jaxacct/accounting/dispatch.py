@@ -223,6 +223,7 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
         )
         found = Answer(np.array([-np.inf]), np.array([np.nan]), np.array([np.inf]))
     lower, estimate, upper = (end[rows] for end in side.answer)
+    # a lower end of inf is not used: rows with an infinite answer were settled before
     low = np.where(np.isnan(found.lower) | (found.lower == np.inf), -np.inf, found.lower)
     high = np.where(np.isnan(found.upper), np.inf, found.upper)
     least, most = quick_bounds.limits(quantity, some.parts, some.target, some.slack)
@@ -239,7 +240,7 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
 
 
 def _narrow_by_theorems(side: Side, rows: np.ndarray, low: np.ndarray, high: np.ndarray) -> None:
-    """Intersect brackets with the theorems' intervals [low, high], or replace them where they contradict these."""
+    """Intersect brackets with the theorems' intervals [low, high], which replace a bracket that contradicts them."""
     lower, estimate, upper = (end[rows] for end in side.answer)
     agree = (lower <= high) & (upper >= low)
     lower, upper = np.where(agree, lower, -np.inf), np.where(agree, upper, np.inf)

@@ -65,7 +65,7 @@ def clopper_pearson(
     absent, present : array_like; numbers of runs without and with the canary.  The rule of guessing is chosen without
         looking at these runs.
     false_negatives : array_like; number of runs with the canary that the auditor took for runs without the canary.
-    delta : in [0, 1).  It broadcasts with the counts.
+    delta : in [0, 1).  It broadcasts with the counts; each element of the result holds at ``confidence`` by itself.
     confidence : in (0, 1).  Each limit fails with probability at most (1 - confidence)/2.
     relation : {"add_or_remove_one", "zero_out", "remove_one", "add_one"}
         "remove_one" uses the first inequality alone, and "add_one" uses the second alone.  Under "zero_out" a run

@@ -84,7 +84,7 @@ class Row:
 
     @property
     def refuted(self) -> tuple[Claim, ...]:
-        """Claims below the lower bound: wrong, at the bound's confidence, where all conditions of both kinds hold."""
+        """Claims below the lower bound: wrong, at its confidence, if the conditions of the bound and the claim hold."""
         return tuple(claim for claim in self.claims if self.found.epsilon > claim.epsilon)
 
 

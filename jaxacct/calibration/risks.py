@@ -306,7 +306,10 @@ the contour may cut off, relative to an approximate delta, which is poor in the 
 def _by_contour(
     goal: Goal, rate: np.ndarray, fpr: np.ndarray, mu: np.ndarray, epsilon: np.ndarray, guess: bool = False
 ) -> tuple[RateSolve, np.ndarray]:
-    """Return the solution, and which rows have one. `epsilon`, given for mu-Gaussian DP, becomes the best eps."""
+    """Solve for the noise and the best eps together. Return the solution, and which rows have one.
+
+    `epsilon`, given as for mu-Gaussian DP with the same rate, is overwritten by the best eps.
+    """
     q, steps = goal.known["sampling_probability"], goal.known["steps"]
     settled, fits, close = np.zeros((3, q.size), bool)
     solved = RateSolve(np.ones(q.size), np.zeros(q.size), np.zeros(q.size, int), fits, close)

@@ -2,7 +2,8 @@
 
 The two agree to rounding, not to the last bit. So a whole job runs on one backend, fixed before it begins (`job`). XLA
 is faster for large jobs and on accelerators. For XLA a batch is cut into chunks of one fixed shape, which run on every
-core or device. So the number of devices changes no bit of a result; the size of NumPy's chunks changes none either.
+core or device. So the number of devices changes no bit of a result. It would if XLA divided one program among devices,
+since it fuses operations differently then. The size of NumPy's chunks changes no bit either.
 """
 
 from __future__ import annotations

@@ -374,7 +374,7 @@ def share_of(rtol: float) -> float:
 
 
 def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share: float) -> LatticePlan:
-    """Return the plan for `eps`; if it is None, for the eps at which delta is e^log_delta (0: delta is unknown).
+    """Return the plan for `eps`; if it is None, for the eps with delta = e^log_delta (log_delta 0: unknown).
 
     The tilt is the saddle point of K(theta) - theta eps - log(theta (theta + 1)), with K(theta) = log E[e^{theta L}] of
     the composed loss L without rare high losses. A heavy tail would move the saddle point far out.

@@ -108,7 +108,8 @@ class Profile:
     def delta(self, epsilon: ArrayLike) -> Bounds:
         """Compute the privacy profile: delta at any real eps, certified.
 
-        For eps = -x < 0, `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)` [Zhu, Dong and Wang 2022, Lemma 45].
+        For eps = -x < 0, `H_{e^-x}(P||Q) = 1 - e^-x + e^-x H_{e^x}(Q||P)`, with the hockey-stick divergence H [Zhu,
+        Dong and Wang 2022, Lemma 45].
         """
         refuse_tracers("Profile.delta", "jaxacct.kernels.contour", epsilon=epsilon)
         return account.profile_at(self.mechanism, epsilon, relation=self.relation, **self._settings())

@@ -170,7 +170,7 @@ def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
 def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
     """Return delta(eps) of `count` Laplace mechanisms by a closed form.
 
-    M(z)^count e^{-z eps} is a sum of terms a e^{zd}/w^m with constants a, w = 1 + 2z and d = (2k - count) top - eps.
+    M(z)^count e^{-z eps} is a sum of terms a e^{zd}/w^m, a constant, with w = 1 + 2z and d = (2k - count) top - eps.
     Each adds a I_m to delta, I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz.  For d <= 0 all I_m are 0.  For d > 0,
     I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2 and I_m = I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since
     1/((w^2 - 1) w^m) = 1/((w^2 - 1) w^{m-2}) - 1/w^m.

@@ -26,7 +26,7 @@ MOST_OUTCOMES = 20_000
 class FiniteLosses:
     """Two laws P and Q with finitely many outcomes: loss log p/q, p and q of each outcome whose loss is finite."""
 
-    key: Any
+    key: Any  # equal for equal laws: parts with equal keys are counted together
     loss: tuple[Any, ...]
     p: tuple[Any, ...]
     q: tuple[Any, ...]

@@ -610,7 +610,7 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
 
 
 def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> Moves:
-    """Return the rate and, for each r, the ball from one group's r-th largest squared column norm to any group's."""
+    """Return the rate, and balls from one group's r-th largest squared column norm to the largest of all groups."""
     for first, column in enumerate(columns):
         if not all(type(row) is int and first <= row < first + groups for row in column):
             raise NotCovered("cyclic Poisson sampling of more bands than groups, or of a tree")
