@@ -102,9 +102,10 @@ class Plan(PlanRequest):
     sampling : the batch rule, as for `jaxacct.dp_sgd` ("fixed_batches" is another name of "shuffled"), or
         "fixed_order": every pass takes each record once, always at the same place.  A round or pass that has begun
         counts whole.  A pass over fixed batches and a whole run in a fixed order each cost one Gaussian release.
-    relation : "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a record's gradient becomes 0) or
-        "replace_one", which Poisson and cyclic Poisson sampling refuse.  Fixed batches and a fixed order have the
-        default "zero_out".  They refuse to add or remove a record, which would move other records to other batches.
+    relation : "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a record's gradient becomes 0,
+        its place stays) or "replace_one", which Poisson and cyclic Poisson sampling refuse.  Fixed batches and a fixed
+        order have the default "zero_out".  They refuse to add or remove a record, which would move other records to
+        other batches.
     noise_schedule : factors of noise_multiplier, one per step or as pairs (until_step, factor); the last until_step may
         be None, the end of the run.
     batch_schedule : expected batch sizes, one per step or as pairs (until_step, size), in place of a rate.
@@ -130,10 +131,11 @@ class Plan(PlanRequest):
         "user", `Trainer.fit` gets the user of each example.
     early_stop : an `EarlyStop`, a rule that ends the run when a private score no longer rises.  The plan's epsilon
         includes its answers.
-    sampling_rates : a rate in (0, 1] for each record (or user), of shape (dataset_size,), for Poisson sampling.  The
-        rates must be public, and chosen without looking at the data: rate i belongs to place i, whatever record is
-        there.  ``sampling_probability`` is then the largest rate, and ``expected_batch_size`` the sum of the rates.
-        The plan, its ledger and its runs claim the epsilon of the largest rate; ``own_epsilon`` is that of each record.
+    sampling_rates : for Poisson sampling, in place of one rate: a rate in (0, 1] for each record (or user), of shape
+        (dataset_size,).  The rates must be public, and chosen without looking at the data: rate i belongs to place i,
+        whatever record is there.  ``sampling_probability`` is then the largest rate, and ``expected_batch_size`` the
+        sum of the rates.  The plan, its ledger and its runs claim the epsilon of the largest rate; ``own_epsilon`` is
+        that of each record.
     rates_digest : no argument, but a field: the SHA-256 of sampling_rates, which the plan's document holds in their
         place.
 
