@@ -73,7 +73,8 @@ class ReportNoisyMax(FiniteMechanism):
     The noise has the scale 2D/epsilon, or D/epsilon if all scores move the same way. D is the most by which a score
     moves under the neighbouring relation. "gumbel" noise gives the law of ExponentialMechanism. For "laplace" and for
     "exponential" noise (permute and flip), the pair of Laplace noise of scale 1/epsilon dominates the mechanism, for
-    any number of candidates (README.md, "Noisy maxima"). ``kind`` is "bound".
+    any number of candidates (README.md, "Noisy maxima"). The values of the scores must not be released. ``kind`` is
+    "bound".
 
     Parameters
     ----------
