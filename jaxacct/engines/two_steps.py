@@ -53,7 +53,7 @@ LEAST_BOUND = 1e-305
 FARTHEST = 30.0
 """In `_search`, lower bounds of log(delta/target) are raised to -FARTHEST, and upper bounds lowered to FARTHEST."""
 NEAR = 0.05
-"""Both searches stop where a step in v (see `_search`) is below NEAR, `_rough` only if |log(delta/target)| is too."""
+"""Both searches stop only after a step in v (see `_search`) below NEAR, `_rough` once |log(delta/target)| is too."""
 
 
 def _steps(parts: Components) -> Steps:
