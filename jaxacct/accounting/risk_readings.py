@@ -153,6 +153,8 @@ DOUBLINGS = 3
 """Largest number of further rounds, which add a tangent between every two neighbours, for brackets not yet "ok"."""
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
+STALLED = 0.8
+"""A row ends if a round leaves more than this share of a width that is "ok", or a further round of any width."""
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
@@ -197,13 +199,14 @@ def gaussian_fit(
     high = np.full(size, np.inf)
     for turn in range(ROUNDS + DOUBLINGS + 1):
         most, ends, edges = largest_mu(lines, floor[rows])
+        before = high[rows] - low[rows]
         high[rows] = np.minimum(high[rows], most)
-        if turn >= ROUNDS:
-            # For a loss with atoms, mu is attained at the floor or at a corner of T, near an edge of a cell.
-            corners = np.take_along_axis(edges, np.argpartition(-ends, ADDED, axis=0)[:ADDED], axis=0)
-            low[rows] = np.fmax(low[rows], _mu_at(lines, np.vstack([corners, floor[rows]]), floor[rows]))
-        enough = narrow if turn < ROUNDS else max(narrow, OK_WIDTH)
-        done = (high[rows] - low[rows] <= enough * high[rows]) | (turn == ROUNDS + DOUBLINGS)
+        # For a loss with atoms, mu is attained at the floor or at a corner of T, near an edge of a cell.
+        corners = np.take_along_axis(edges, np.argpartition(-ends, ADDED, axis=0)[:ADDED], axis=0)
+        low[rows] = np.fmax(low[rows], _mu_at(lines, np.vstack([corners, floor[rows]]), floor[rows]))
+        width, ok = high[rows] - low[rows], high[rows] - low[rows] <= OK_WIDTH * high[rows]
+        done = (width <= narrow * high[rows]) | (ok & (turn >= ROUNDS)) | (turn == ROUNDS + DOUBLINGS)
+        done |= (width > STALLED * before) & (ok | (turn > ROUNDS))
         if done.all():
             break
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
