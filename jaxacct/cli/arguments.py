@@ -101,7 +101,7 @@ Option = tuple[str, dict[str, Any]]
 
 
 class Command(NamedTuple):
-    """A command of the command line. The list of commands shows the first sentence of its `description`."""
+    """A command of the command line. `jaxacct --help` shows the first sentence of the command's `description`."""
 
     description: str
     example: str

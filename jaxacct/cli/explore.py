@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def free_port(wanted: int | None) -> int:
-    """Return the wanted port, or if `wanted` is None the first free one of PORTS. Refuse a port that is taken."""
+    """Return the port `wanted`; if `wanted` is None, return the first free port of PORTS. Refuse a taken port."""
     from jaxacct.core.validation import InputError
 
     if wanted is not None and not 1 <= wanted <= 65535:

@@ -1,4 +1,4 @@
-"""The page of `jaxacct explore`: up to three runs of DP-SGD, and what public functions of jaxacct answer about them."""
+"""The page of `jaxacct explore`: it takes up to three runs of DP-SGD, and shows jaxacct's answers about these runs."""
 
 from __future__ import annotations
 
@@ -98,13 +98,13 @@ class Run(NamedTuple):
         return self.numbers | ({} if self.sampling == SAMPLING[0] else {"sampling": self.sampling})
 
     def python(self) -> str:
-        """Return Python code that gives the same epsilon."""
+        """Return Python code that computes the epsilon of this run."""
         given = ", ".join(f"{name}={value!r}" for name, value in self.given.items())
         relation = "" if self.relation == usual_relation(SAMPLING[0]) else f", relation={self.relation!r}"
         return f"import jaxacct as ja\n\nrun = ja.dp_sgd({given})\nja.epsilon(run, delta={self.delta!r}{relation})"
 
     def command(self) -> str:
-        """Return the command that gives the same epsilon."""
+        """Return the shell command that computes the epsilon of this run."""
         words = [f"--{name.replace('_', '-')} {value}" for name, value in (self.given | {"delta": self.delta}).items()]
         return " ".join(["jaxacct epsilon", *words])
 
@@ -121,7 +121,7 @@ class Run(NamedTuple):
         return sweep(whole | rest | {"steps": steps, "delta": self.delta}, progress=False)
 
     def tradeoff(self) -> Bounds:
-        """Return brackets of the false-negative rates of the trade-off curve at the false-positive rates FPR."""
+        """Return the trade-off curve: a bracket of the false-negative rate at each false-positive rate in FPR."""
         return profile(dp_sgd(**self.given), self.relation).tradeoff(FPR)
 
     def risks(self) -> RiskTable:
@@ -147,7 +147,7 @@ class Work(threading.Thread):
         self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Keep the answer to the question, or the error that it raises."""
+        """Call `question`. Keep the result in `answer`, or the exception that the call raises in `error`."""
         try:
             self.answer = self.question(self.of)
         except BaseException as error:
@@ -413,7 +413,7 @@ def show_risks(answers: list[tuple[Run, RiskTable]]) -> None:
 
 
 def relations(answers: list[tuple[Run, Any]]) -> str:
-    """Return the neighbouring relation of the runs in words. If runs differ, each relation is a line with its runs."""
+    """Return the runs' neighbouring relation in words. If the runs have several, write one line for each."""
     found: dict[str, list[str]] = {}
     for run, _ in answers:
         found.setdefault(style.RELATION[run.relation], []).append(run.name)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Solve every configuration of a grid, alone or as one of several processes."""
+    """Solve every configuration of a grid; with --shard or --distributed, this process solves only one slice."""
     settings = {name: getattr(options, name) for name in ("relation", "engine", "rtol", "backend", "block", "shard")}
     if options.dry_run:
         return output.report(asdict(plan(options.grid, **settings)), output.plan_text, options)
@@ -153,7 +153,7 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
         "outputs_seen_from": None if spent.looks is None or not noted else spent.looks.step,
         "outputs_noted": noted,
         "promised": rows(ahead),
-        "upper_if_seen": output.plain("upper", whole),  # of epsilon, if outputs decided to end the run early
+        "upper_if_seen": output.plain("upper", whole),  # upper end of epsilon if outputs led to the run's early end
         "upper_of_tuning": None if tuning is None else output.plain("upper", float(tuning.epsilon.upper)),
         "delta_of_tuning": None if tuning is None else tuning.target_delta,
         "releases": rows(taken),

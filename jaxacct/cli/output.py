@@ -48,7 +48,7 @@ def failed(table: Table) -> int:
 
 
 def as_text(table: Table, batch: bool, beside: Mapping[str, str] | None = None) -> str:
-    """Write a batch as a table, or one answer as lines, `beside` among them. Brackets are rounded outward."""
+    """Write a batch as a table. Write one answer as lines, with the lines in `beside`. Brackets are rounded outward."""
     if batch:
         usual = set(table["relation"].tolist()) == {"add_or_remove_one"}
         shown = [name for name in table.columns if name != "quantity" and not (name == "relation" and usual)]

@@ -58,7 +58,7 @@ def _batch(fields: dict[str, Any]) -> bool:
 
 
 def _run(inputs: dict[str, np.ndarray]) -> tuple[Mechanism, str]:
-    """Return one mechanism that holds the runs of all rows, and its batch rule. Refuse rows that one cannot hold."""
+    """Return one mechanism that holds the runs of all rows, and its batch rule. Refuse rows that need more than one."""
     kinds = list(alike(inputs))
     if len(kinds) > 1:
         name = "group" if len({kind["group"] for kind, _ in kinds}) > 1 else "dataset_size"
@@ -197,7 +197,7 @@ def select(options: argparse.Namespace) -> int:
 
 
 def _selected(grid: Grid, bound: str, relation: str, candidates: str, top: int) -> Table:
-    """Return a table with the epsilon of each selection in `grid`, from one sweep or from a call per law of K."""
+    """Return a table with each selection's epsilon. Solve all rows in one sweep, or the rows of each law of K apart."""
     from jaxacct import selection
 
     choice("bound", bound, ("worst_case", "auto", *selection.BOUNDS))

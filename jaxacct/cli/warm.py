@@ -1,6 +1,6 @@
 """`jaxacct warm`: compile the programs of sweeps and of training in advance, and keep the programs on the disk.
 
-It calls public functions on a few examples (questions), which together need the programs of all array sizes.
+It asks public functions a few example questions. Together these questions need the programs of all array sizes.
 """
 
 from __future__ import annotations

@@ -301,7 +301,7 @@ _SAVED = ("lower", "estimate", "upper", "kind", "status", "engine")
 
 
 def by_column(function: Callable[..., Any], *bounds: Bounds) -> Bounds:
-    """Call `function` on the `lower` of all the Bounds, then on each other field; return the results as Bounds."""
+    """For each field, call `function` with that field of every Bounds; return the results as one Bounds."""
     return Bounds(*(function(*(np.asarray(getattr(one, name)) for one in bounds)) for name in _SAVED))
 
 

@@ -1,6 +1,6 @@
 """ChaCha20 [RFC 8439] as a JAX random generator with keys of 256 bits. Under a key, each purpose has its own keystream.
 
-Threefry, JAX's default, has keys of 64 bits. An attacker can try them all. `host_...` compute the keystream in NumPy.
+Threefry, JAX's default, has keys of 64 bits. An attacker can try them all. The functions `host_...` run in NumPy.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _columns(
 
 
 def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
-    """Return noise keystream, uint32 (16, n), for n (counter, first, second). Never use a triple twice with a key."""
+    """Return noise keystream, uint32 (16, n), for n triples (counter, first, second). Use a triple once per key."""
     return _columns(key, counter, (first, second, _NOISE))
 
 

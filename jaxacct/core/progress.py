@@ -35,7 +35,7 @@ class Progress:
         show: bool | None,  # None: on a terminal, and in a notebook after NOTEBOOK_WAIT seconds
         there: int = 0,  # rows done before the start, which the rate does not count
         unit: str = "rows",
-        pauses: tuple[float, float] = (0.0, 1.0),  # least seconds between updates: redrawn line, other lines
+        pauses: tuple[float, float] = (0.0, 1.0),  # least seconds between updates: (if redrawn, otherwise)
         apart: Callable[[], float] = lambda: 0.0,  # returns the seconds spent on compiling, not counted by the rate
     ) -> None:
         self._total, self._there, self._unit = total, there, unit
@@ -182,7 +182,7 @@ def say(line: str) -> None:
 
 
 def bar(done: int, total: int | None, seconds: float, there: int = 0, unit: str = "rows") -> str:
-    """Return one line of progress. `seconds` is the time that the rows after the first `there` took.
+    """Return one line of progress. `there` rows were done before the start. The later rows took `seconds`.
 
     >>> bar(512, 1024, 2.0)
     '[############............] 512/1,024  256 rows/s  0:02 left'

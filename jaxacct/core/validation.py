@@ -104,7 +104,7 @@ def _unknown(call: str, ours: tuple[str, ...], given: Iterable[str]) -> UnknownK
 
 @dataclass(frozen=True)
 class Constraint:
-    """The finite real numbers that a field may hold. `remedy` ends an error message. Its ``{name}`` is the field."""
+    """The finite real numbers that a field may hold. `remedy` ends an error message; ``{name}`` is the field name."""
 
     remedy: str
     lower: float | int
@@ -149,7 +149,7 @@ MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST
 
 
 def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
-    """Return the value as a float or a read-only float64 array, or refuse it (a tracer by TracerError).
+    """Return the value as a float or a read-only float64 array, or refuse it. A tracer raises TracerError.
 
     >>> check("steps", [1e4, 2], COUNT).tolist()
     [10000.0, 2.0]
