@@ -3,9 +3,9 @@
 S is the likelihood ratio of a round of t slots with the noise multiplier 1/s, and k a threshold. S is the mean of the
 slots' own ratios X = e^{s u - s^2/2}, each at a normal output u. E(S - k)_+ is called a call, and E(k - S)_+ a put.
 `sign` is 1 for the call and -1 for the put. Windows are smooth cuts of a slot's law into bulk, jumps and far outputs
-(allocation_law.py). The bounds hold for any windows, abscissa, period and number of nodes. The trapezoid rule adds
-images to the integral at k: integrals at the thresholds k + sign j period, j != 0, times weights. A profile lists
-bounds of delta at many losses. Neighbouring losses share a contour while their brackets are narrow enough.
+(allocation_law.py). The bounds hold for any windows, abscissa, period and number of nodes. The trapezoid rule gives the
+integral at k plus images. An image is a weight times the integral at a threshold k + sign j period, j != 0. A profile
+lists bounds of delta at many losses. Neighbouring losses share a contour while their brackets are narrow enough.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_NODES = 6_000
 """Largest number of nodes of a contour."""
 Some = TypeVar("Some")
 COARSE = 160
-"""Number of cells of a grid in u, by which contours are placed, and images and the terms cut off are bounded."""
+"""Number of cells of the grid in u that serves to place a contour, and to bound its images and the terms cut off."""
 TOLERANCE = 1e-10
 """Default size of the terms that are cut off, relative to the value of the integral."""
 MANY = 250
@@ -67,7 +67,7 @@ def _grid(low: Array, high: Array, size: int) -> Array:
 def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
     """Choose windows, line and Chernoff bounds for thresholds k, (B,). `guess` is the log of a rough integral."""
     tolerance = np.broadcast_to(tolerance, s.shape)
-    # where mostly one large slot alone brings S above k, a contour with a bulk is tried first
+    # for a call whose k is so large that mostly one slot alone brings S above k, try a contour with a bulk first
     alone = (sign > 0) & (k - 1.0 > 15.0 * _deviation(s, t))
     groups = [rows for split in (False, True) if (rows := np.flatnonzero(alone == split)).size]
     given = s, t, k, guess, tolerance
@@ -204,8 +204,8 @@ def _windows_of_call(s: Array, t: Array, k: Array, goal: Array, share: float) ->
 
 def _far_from(s: Array, t: Array, k: Array, goal: Array) -> Array:
     """Return the least u, (B,), for which the chance that a slot lies above u and yet S < k is negligible."""
-    # If S < k and a slot has X/t > x, the other slots' sum is below k - x. If this lies m standard deviations below the
-    # mean of the sum, the chance is about e^{-m^2/2}.
+    # If S < k and a slot has X/t > x, the other slots' sum is below k - x. The chance of such a sum is about e^{-m^2/2}
+    # if k - x lies m standard deviations below the mean of the sum.
     spread = np.sqrt(np.exp(np.minimum(s * s, 600.0)) / t)[:, None]
     m = np.linspace(0.0, 8.0, 17)
     most = 1.001 * k[:, None]  # 1.001 leaves room for larger thresholds on this contour
@@ -281,11 +281,11 @@ def _abscissa(best: Array, seen: Array, exponents: Array, goal: Array) -> tuple[
 def last_node(
     cells: Cells, cuts: Cuts, t: Array, c: Array, step: Array, scale: Array, goal: Array, deviation: Array, sign: float
 ) -> tuple[Array, Array]:
-    """Return the last node's index, and the log of a bound of the sum over later nodes, below `goal` if possible."""
-    # The fall, from the log of the integrand at z = c (`scale`) to the log of the bound, grows about as a power of the
-    # index. So secant steps in log(index) and log(fall) find the index. Both paths in u (`local` of `_path`) are tried
-    # until one path misses the goal, and then only the better one. log(index) moves by `stride` where no secant serves,
-    # and is found to within about `enough`.
+    """Return the last node's index, and log b for a bound b of the sum over later nodes; log b < `goal` if possible."""
+    # The fall is `scale`, the log of the transform at z = c, minus log b. The fall grows about as a power of the index.
+    # So secant steps in log(index) and log(fall) find log(index) to within about `enough`. Where the fall is at most 1,
+    # log(index) moves by `stride`. Both paths in u (`local` of `_path`) are tried until one path misses the goal.
+    # Thereafter only the path with the smaller b is tried.
     stride, enough = 0.8, 0.2
     most = np.log(MOST_NODES)
     low, high = np.zeros_like(c), np.full_like(c, most)
@@ -349,8 +349,8 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        # A cell's bound takes the larger Im u of its two edges. So `near` is the least distance, in widths, of an edge
-        # and its two neighbours from the window.
+        # A cell's bound takes the larger Im u of its two edges. `near` is the smaller of two distances from the
+        # window, in widths: that of the edge and that of the next edge (for the last edge, that of the edge before).
         near = away.copy()
         near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
         # `far` caps Im u. At edges far from the window, the window's Phi is then within e^-40 of 0 or 1.
@@ -424,8 +424,8 @@ LAST_LOG_DELTA = -69.0
 LARGEST_LOSS = 600.0
 """Largest loss of a profile. Up to it e^eps, and products with e^eps, stay within float64."""
 BULK_SPREAD = 2.0
-"""Near 0, a profile's losses have a normal density, this many times as wide as the density of one round's loss. The
-best density is about the cube root of that density, and so sqrt(3) times as wide."""
+"""Near 0, a profile's losses have a normal density, this many times as wide as the density f of one round's loss. The
+best density of a profile's losses is about the cube root of f, and so sqrt(3) times as wide as f."""
 DENSE = 4.0
 """Factor on the number of losses beyond the bulk in a dense profile, which has no sparser far tail."""
 LEAST_GAP = 1e-7
@@ -437,7 +437,8 @@ SCAN = 600
 CELLS = 48
 """Number of cells of the grid of `put_below`."""
 REACH = 8.6
-"""Standard deviations from the mode of u's law to either end of the cells. The mass beyond is only bounded."""
+"""Cells start about this many standard deviations below the mode of u's law. For E(k - S)_+ the law is tilted, and the
+cells mostly end at u <= REACH. The mass beyond these ends is only bounded."""
 
 
 class Contour(NamedTuple):
@@ -682,7 +683,7 @@ def reach(s: Array, t: Array) -> Array:
 def put_below(s: Array, t: Array, k: Array) -> Array:
     """Return an upper bound, (B,), of log E(k - S)_+: the least log(e^{ck} E e^{-cS}/(e c)) over several c."""
     deviation = np.sqrt(np.expm1(np.minimum(s * s, 600.0)) / t)
-    # the grid of c surrounds two approximate saddle points: of a normal S (`near`), and by P(all X < t k) (`alone`)
+    # the grid of c surrounds two guesses of the saddle point: `near` is for a normal S, `alone` for P(all X < t k)
     near = np.maximum(1.0 - k, deviation) / deviation**2
     edge = (np.log(t * k)) / s + 0.5 * s
     alone = t / (s * k) * np.exp(-0.5 * (edge**2 + np.log(2.0 * np.pi)) - log_ndtr(edge))
@@ -816,13 +817,14 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
     # A delta below 1e-30 gets no contour. The theorems' bounds suffice, since profiles end at a delta of about 1e-30.
     wide = np.flatnonzero(~(high - low <= _wanted(logs) * high) & (high > 1e-30))
     # Losses with similar `apart` share a contour. Where one slot decides whether S > k, the part that a contour leaves
-    # out depends on the size of that slot, about e^eps - 1, unless three standard deviations of the loss exceed it.
+    # out depends on that slot's size, about e^eps - 1. Below three standard deviations of the loss, the size
+    # hardly affects `apart`.
     apart = np.log(np.expm1(np.abs(eps)) + 3.0 * np.maximum(_deviation_of_loss(s, t), LEAST_DEVIATION))
     for turn, (together, distance) in enumerate(READ_TOGETHER):
         if wide.size == 0:
             break
         groups = list(_in_groups(wide, owner, together, apart, distance))
-        # A contour for E(S - k)_+ is placed for the next larger loss: a slot that is far for it is far for the group.
+        # Place a call's contour for the loss after the group: a slot far at that loss is far at all of the group's.
         place = lambda rows: min(int(rows[-1]) + 1, int(last[rows[0]])) if sign > 0 else int(rows[rows.size // 2])
         placed = np.array([place(rows) for rows in groups])
         hopeless[wide] = True  # stays True for losses whose contour is not evaluated
@@ -838,7 +840,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
             known = good & (upper - lower <= KNOWN * upper) & (estimate > 0.0)
             logs[at] = np.where(known, np.log(np.where(known, estimate, 1.0)), logs[at])
         wide = ~(high - low <= _wanted(logs) * high)
-        # below e^-42 a contour for one loss alone would hardly narrow its bracket
+        # a loss with delta below e^-42 gets no further contour, which would hardly narrow its bracket
         wide = np.flatnonzero(wide & (logs > -42.0) & ~hopeless)
     return low, high
 

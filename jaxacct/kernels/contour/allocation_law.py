@@ -22,13 +22,13 @@ _PLACES, _WEIGHTS = np.polynomial.legendre.leggauss(POINTS)
 _ELLIPSES = np.array([1.6, 2.0, 2.5, 3.2, 4.0, 5.0, 6.5, 9.0, 14.0, 25.0])
 """Sizes rho of the Bernstein ellipses that are tried for every panel. The best one bounds the panel's error."""
 ROOM = 6.3
-"""Outputs u below `Windows.high` - ROOM * `Windows.high_blur` count as far with a weight below Phi(-6.3) = 1.5e-10."""
+"""At outputs u < `Windows.high` - ROOM * `Windows.high_blur`, the weight of "far" is less than Phi(-6.3) = 1.5e-10."""
 SMALLEST = 1e-290
 """Masses and likelihood ratios below this number may have lost digits to underflow."""
 LARGEST_LOG = 600.0
 """Cap on the logarithm of a bound of a window's modulus. A larger bound would be useless."""
 SLACK = 1e-11
-"""Relative error allowed for a sum over cells. A cell's mass is off by some 100 roundoffs (README.md, section 5)."""
+"""Relative error allowed for a sum over cells. A cell's mass is off by about 100 roundoffs (README.md, section 5)."""
 
 
 class Windows(NamedTuple):
@@ -39,7 +39,7 @@ class Windows(NamedTuple):
     high: Array  # (B,) lower end of the far outputs in u; if inf, nothing is far
     high_blur: Array  # (B,) width of the window at `high`, in u
     start: Array  # (B,) lower end of the grid in u; below it the law is bounded, not integrated
-    end: Array  # (B,) upper end of the grid in u; u beyond is far for E(S - k)_+, bounded for E(k - S)_+
+    end: Array  # (B,) upper end of the grid in u; above it u is far for E(S - k)_+, the law is bounded for E(k - S)_+
 
 
 class Cells(NamedTuple):
@@ -410,7 +410,7 @@ def _tables(x: Array, step: Array, many: int) -> Array:
 
 def _spun(weight: Array, first: Array, second: Array, count: int) -> Array:
     """Sum w (e^{iyx} - 1) over x for each y, (B, count). `first` holds e^{iyx} - 1 for coarse y, `second` for fine."""
-    # Take `size` nodes at a time: for 32,000 multiplications or fewer the linear algebra library starts no threads.
+    # Take `size` nodes at a time. The linear algebra library starts no threads for at most 32,000 multiplications.
     size = max(32_000 // (first.shape[1] * second.shape[2]), 1)
     found: Array | float = 0.0
     for begin in range(0, weight.shape[1], size):

@@ -355,7 +355,7 @@ class Errors:
         spread = 24.0 * (kind.variance[1] + sum(along(p, both[p][1] * far) for p in (0, 1))) + 30.0
         nodes = np.isfinite(np.diff(self.edges))
         units = np.where(nodes[:, None] & nodes, square * np.square(each(most) * size * spread), 0.0)
-        # `missed` is for each of the bin's normals: shifted up, shifted down, and its part beyond the lattice
+        # `missed[i]` has three squared norms for the bin's normal i: shifted up, shifted down, and beyond the lattice
         plain, missed = weights[0], np.empty((2, 3, x.size))
         for place, (kind_of, side) in itertools.product((0, 1), enumerate(sides[1:])):
             shifted = np.broadcast_to(rise(ordered(place, side, sides[0]), np.zeros(x.size))[1], shape)
