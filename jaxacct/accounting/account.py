@@ -63,12 +63,12 @@ BETWEEN_PAIRS = 7.0 / 9.0
 smooth profile f, known at points h apart, lie on average f'' h^2/12 above f (the upper pair). The extended chords lie
 7 f'' h^2/24 below f (the lower pair). So f lies at (7/24)/(7/24 + 1/12)."""
 OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
-"""Brackets from two pairs up to this relative width have the status "ok", even if rtol is smaller."""
+"""A bracket from two pairs has the status "ok" if its relative width is at most this, even if rtol is smaller."""
 WIDE = 8e-4
-"""Brackets of epsilon with relative widths above both this and rtol are computed again, by profiles of the rounds of
-random allocation at more losses."""
+"""A bracket of epsilon is computed again if its relative width exceeds both this and rtol. Then each round of random
+allocation has a profile at more losses, or at larger losses if the upper end is infinite."""
 MOST_BY_LOSSES = 3e-3
-"""Brackets wider than this are not computed again: more losses would not narrow the brackets of delta behind them."""
+"""A finite bracket wider than this is not computed again: more losses do not narrow the rounds' brackets of delta."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation that is not symmetric, and the relation with the two data sets exchanged."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -102,8 +102,8 @@ def epsilon(
     engine : {"auto", "contour", "lattice"}
     rtol : float in (0, 1)
         Wanted relative width (upper - lower)/upper. A wider bracket still holds, and its status is "width". Whatever
-        rtol is, the status is "ok" up to the width 1e-3 for epsilon and .05 for delta of composed rounds of
-        `RandomAllocation` and of composed samples of several releases, and up to 2e-4 for selections.
+        rtol is, the status is "ok" up to these widths. Composed rounds of `RandomAllocation`, and composed samples of
+        several releases: 1e-3 for epsilon, .05 for delta. Selections: 2e-4.
     memory_bytes : int of 2**24 or more
         Limit on the lattice engine's memory.
     backend : {"auto", "numpy", "xla"}
@@ -208,7 +208,7 @@ def profile_at(mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, **k
 
 
 def _reflected(ahead: Bounds, back: Bounds, epsilon: float | np.ndarray, rtol: float) -> Bounds:
-    """Return delta at real eps from profiles at |eps|, `back` of the reverse relation (Zhu 2022, Lemma 45)."""
+    """Return delta at real eps from profiles at |eps|; `back` is for the reverse relation (Zhu 2022, Lemma 45)."""
     below, scale, gap = np.less(epsilon, 0.0), np.exp(np.minimum(epsilon, 0.0)), -np.expm1(np.minimum(epsilon, 0.0))
     ends = []
     for name, turn in (("lower", -8.0 * ROUNDOFF), ("estimate", 0.0), ("upper", 8.0 * ROUNDOFF)):
@@ -375,8 +375,8 @@ def _larger(question: MechanismQuestion, sides: list[Components], left: list[flo
     worst = Answer(*(np.full(given.shape, -np.inf) for _ in range(3)))
     engines: np.ndarray = np.full(given.shape, "", dtype="<U32")
     contradicted = np.zeros(given.shape, bool)
-    # delta(0) is the total variation distance, the same in both directions. So rows with eps = 0, without finite parts
-    # and mass at infinity, are answered in the direction "remove" alone.
+    # delta(0) is the total variation distance, the same in both directions. So rows with eps = 0 that have neither
+    # finite parts nor mass at infinity are answered in the direction "remove" alone.
     same = np.full(given.shape, question.quantity == "delta") & (given == 0.0)
     for parts in sides:
         same &= ~np.any(parts.finite_n > 0, axis=1) & (parts.delta_infinity == 0.0)
@@ -442,7 +442,7 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:
     """Raise UnboundedLossError if the loss is unbounded in one of `rows`, the rows of the flat batch with delta 0."""
     # Gaussian losses count as unbounded in both directions. Mass at infinity raises the error only where the upper pair
-    # `parts` has more of it than the lower pair `below`: if both have the same mass above 0, epsilon is infinite.
+    # `parts` has more of it than the lower pair `below`: if both have the same positive mass, epsilon is infinite.
     bad = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1) | (parts.delta_infinity > below.delta_infinity)
     if bad.any():
         raise UnboundedLossError(np.isin(np.arange(int(np.prod(shape))), rows[bad]).reshape(shape))

@@ -117,7 +117,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     left = asked & ~question.kinds.beyond_kernels  # rows that engines may still be asked about
     mine = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
     known = [(one, one.supports(question)) for one in mine]
-    # an epsilon that contours leave open is asked for once more as in a search: larger errors are easier to certify
+    # an epsilon that is still open is asked for again with the effort of a search: larger errors are easier to certify
     in_search = question.effort._replace(in_search=quantity == "epsilon" or question.effort.in_search)
     for effort in dict.fromkeys((question.effort, in_search)):
         for one, can in known:
@@ -329,7 +329,7 @@ def _by_formula(
     of_atoms: Callable[..., Answer],
     *more: np.ndarray,
 ) -> Answer:
-    """Answer by one of three functions of (parameters of the law, target, *more), which suits the row's kind of law."""
+    """Answer each row by the function for its kind of law. Each function takes (parameters of law, target, *more)."""
     ends, parts = np.zeros((3, question.target.size)), question.parts
     values = question.target, *more
     finite = np.any(parts.finite_n > 0, axis=1)

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from jaxacct.engines.mixture import Ends, Row
 
 MEMORY_ALONE = 2**27
-"""Memory limit, in bytes, of a lattice for the upper pair alone, which gives only an upper end: 2^18 nodes."""
+"""Memory limit, in bytes, of a lattice for the upper pair alone. The limit allows 2^18 nodes for one or two laws. The
+lattice gives only an upper end."""
 
 
 class Attacked(MechanismEngine):
@@ -76,7 +77,7 @@ SECTIONS = 16
 LARGEST_EPSILON = 1e300
 """Largest epsilon at which delta without sampling is evaluated. At a larger epsilon the lower bound of delta is 0."""
 _SIDES = {"remove_one": ("remove",), "replace_one": ("remove",), "add_one": ("add",)}
-"""The only direction that is evaluated under each listed relation. Under others both directions are."""
+"""The only direction that is evaluated under each listed relation. Under other relations both are evaluated."""
 _Ends = tuple[np.ndarray, np.ndarray]  # lower ends, upper ends
 
 
@@ -213,10 +214,11 @@ def _after_sampling(eps: np.ndarray, q: np.ndarray) -> np.ndarray:
 # The replacement of a record, bounded as a removal followed by an addition
 
 WALK = 4
-"""The search for the best split between removal and addition begins with equal parts. It changes the removal's part by
-at most this many steps up or down, of equal size in eps, or in the log odds of the removal's share of delta."""
+"""The search for the best split between removal and addition begins with equal parts. It then moves the removal's eps,
+or the log odds of the removal's share of delta, up or down by at most this many steps of equal size."""
 LEAST_REACH = 1.0
-"""A second search for the removal's part of a small eps reaches this far from eps/2. So one part may be negative."""
+"""If eps/2 is smaller than this, a second search moves the removal's part this far up or down from eps/2. One of the
+parts may then be negative."""
 WIDEST_LOG_ODDS = 12.0
 """Largest log odds of the removal's share of delta."""
 
@@ -337,7 +339,7 @@ def _bound(upper: np.ndarray) -> Bounds:
 
 
 class OneRound(MechanismEngine):
-    """Answers for one round of random allocation of a Gaussian, with one slot a record."""
+    """Answers for one round of random allocation of a Gaussian, in which each record gets one slot."""
 
     name, classes = "allocation", (RandomAllocation,)
 
@@ -481,7 +483,7 @@ class MixtureContour(MechanismEngine):
             if upper < answers.upper[at] or np.isnan(answers.upper[at]):
                 engine[at] = word
             high = float(np.fmin(answers.upper[at], upper))
-            if not low <= high:  # neither is used
+            if not low <= high:  # the bracket from contours and that from pairs contradict each other: neither is used
                 low, high, engine[at] = 0.0, (np.inf if quantity == "epsilon" else 1.0), "theorem"
             answers.lower[at], answers.upper[at] = low, high
             answers.estimate[at] = np.clip(np.fmin(answers.estimate[at], high), low, high)
@@ -496,8 +498,8 @@ def _by_parts(question: MechanismQuestion, certified: bool) -> tuple[float, floa
     if not certified:
         return -np.inf, upper, word
     if np.reshape(found.status, -1)[0] == "width":
-        # A lattice for the upper pair alone may lower the upper end. A longer lattice than MEMORY_ALONE allows takes
-        # seconds, and lowers the upper end by less than the bracket's width.
+        # A lattice for the upper pair alone may lower the upper end. A lattice too long for MEMORY_ALONE would take
+        # seconds, and could lower the upper end by at most the bracket's width.
         effort = question.effort._replace(memory_bytes=min(question.effort.memory_bytes, MEMORY_ALONE))
         alone = by_parts(question._replace(effort=effort), above_only=True)
         upper = float(np.fmin(upper, np.reshape(alone.upper, -1)[0]))

@@ -1,8 +1,8 @@
 """Risks from a certified privacy profile, for many rows: true-positive rates, and mu of Gaussian differential privacy.
 
 mu-GDP is claimed only where both error rates are at least a given rate, the floor. T(a) is the largest true-positive
-rate of an attack with the false-positive rate a. The best eps for a is the eps at which `delta(eps) + e^eps a` is
-least. L is the privacy loss of the dominating pair (P, Q). jaxacct/representations/README.md has the derivations.
+rate of an attack whose false-positive rate is a. The best eps for the rate a is the eps at which `delta(eps) + e^eps a`
+is least. L is the privacy loss of the dominating pair (P, Q). jaxacct/representations/README.md has the derivations.
 """
 
 from __future__ import annotations
@@ -144,8 +144,8 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 # The mu of Gaussian differential privacy that holds above a floor of the error rates
 #
 # The claim is `f(a) >= f_mu(a) wherever a >= floor and f(a) >= floor`, where f is the trade-off function that holds in
-# both directions. It is proved by tangents that bound f from below, `f(a) >= 1 - delta(eps) - e^eps a`. Each is used on
-# one interval of a, its cell. Because f_mu is convex, it need be compared with the tangent at the cell's ends only.
+# both directions. It is proved by tangents that bound f from below, `f(a) >= 1 - delta(eps) - e^eps a`. Each tangent
+# is used on one interval of rates, its cell. f_mu is convex, so comparing it with the tangent at both ends suffices.
 
 ROUNDS = 14
 """Largest number of rounds that add tangents where the upper bound of mu is largest."""
@@ -158,10 +158,10 @@ STALLED = 0.8
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
-"""`WIDTH` for `calibration.risks.by_tangents`, where the middle epsilon is off by half this distance."""
+"""`WIDTH` for `calibration.risks.by_tangents`. There the middle epsilon may miss the best eps by half this distance."""
 NARROW = 2e-6
-"""A row is finished when the relative width of its bracket of mu is at most this. `WIDTH` alone lowers the lower end by
-some 1.5e-6."""
+"""A row is finished when the relative width of its bracket of mu is at most this. `WIDTH` alone makes the lower end
+about 1.5e-6 too low."""
 ROUNDING = 1e-13
 """Largest relative error that a computed normal quantile is assumed to have."""
 
@@ -268,8 +268,8 @@ def _mu_at(lines: np.ndarray, fpr: np.ndarray, floor: np.ndarray) -> np.ndarray:
         beyond = a[:, 0] * ratio[-1] + np.minimum(low[-1], a[:, 0] * low[-1] / np.maximum(-last, 1e-300))
         rate = np.minimum(np.min(cells, axis=1), beyond * (1.0 - 32.0 * ROUNDOFF))
     found = _distance(np.minimum(rate, 1.0), fpr, -1.0)
-    # A false-positive rate counts only from `floor` to c (see `largest_mu`), and if its false-negative rate is at least
-    # `floor`. Up to c the best E is at least 1, so no cells with eps < 0 are needed.
+    # A false-positive rate counts only if it lies between `floor` and c (see `largest_mu`), and if its false-negative
+    # rate is at least `floor`. Up to c the best E is at least 1, so no cells with eps < 0 are needed.
     held = np.min(high + a * ratio, axis=1) * (1.0 + 16.0 * ROUNDOFF) <= 1.0 - floor * (1.0 + 4.0 * ROUNDOFF)
     held &= (fpr >= floor) & (fpr <= 0.5 * (1.0 - high[0]))
     return np.max(np.where(held & ~np.isnan(found), found, 0.0), axis=0)
@@ -378,8 +378,8 @@ def _cells(
         ratio = np.exp(epsilon)
         # expm1 avoids the difference of two neighbouring e^eps, which would cancel.
         width, share = ratio[:-1] * np.expm1(np.diff(epsilon, axis=0)), 1.0 / (1.0 + ratio)
-        # `before` is at most the slope of delta, in e^eps, on the cell before. For the first cell it is
-        # -(1 - delta(0))/2, by the symmetry of the relation a subgradient of delta at eps = 0.
+        # `before` is at most the slope of delta, in e^eps, on the cell before. For the first cell `before` is
+        # -(1 - delta(0))/2, which is a subgradient of delta at eps = 0, because the relation is symmetric.
         before = np.concatenate([-0.5 * (1.0 - low[:1]), (low[1:-1] - high[:-2]) / width[:-1]]) * (1.0 + 1e-9)
         # `after` is at least the slope of delta, in e^eps, on the cell after. For the last cell `after` is 0.
         after = np.minimum((high[2:] - low[1:-1]) / width[1:], 0.0) * (1.0 - 1e-9)
@@ -430,7 +430,7 @@ def deltas_along(
     rtol: float,
     tolerance: float = TOLERANCE,  # the terms cut off are up to tolerance * rtol * (first approximation at `place`)
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of delta of n DP-SGD runs at rising epsilons, from one contour a direction; 0 and 1 if it fails."""
+    """Bound delta of n DP-SGD runs at rising eps, by one contour per direction. A contour that fails gives [0, 1]."""
     low, high = np.zeros(epsilon.shape), np.zeros(epsilon.shape)
     with np.errstate(all="ignore"):
         # "remove" comes first. An upper bound for "add" is narrow enough once it is below the lower bound for "remove".

@@ -20,7 +20,7 @@ from jaxacct.training.step.step_function import Carried, Correlated, numbers_at,
 from jaxacct.training.step.step_mechanisms import WITH_PASS_KEYS
 
 REAL_MARK = 0
-"""Mark of an example of the data, and of a canary that is an example. A gradient canary has its number >= 1 as mark."""
+"""Mark of an example of the data, and of a canary that is an example. The marks of gradient canaries are 1, 2, ..."""
 ABSENT_MARK = -1
 """Mark of a canary that does not take part."""
 RUNS_AT_ONCE = 256
@@ -46,14 +46,15 @@ class Played(NamedTuple):
 class Game:
     """A trainer's own step (sampling, clipping, noise, optimizer) on data with canaries, each in or out of a run.
 
-    `input_canary` and `gradient_canaries` make games.  Each example has a mark; one marked as out has no gradient.
+    `input_canary` and `gradient_canaries` make games.  Each example has a mark.  An example marked as out has the
+    gradient 0.
 
     Parameters
     ----------
     trainer : Trainer
     loss_fn : (params, (example, mark)) -> scalar loss.
     data : pytree of arrays; the canaries are the last examples.
-    marks : int32 array, shape (examples,); a gradient canary is marked by its number, all else by `REAL_MARK`.
+    marks : int32 array, shape (examples,); a gradient canary has its number, every other example `REAL_MARK`.
     observe : (parameters before a step, noisy sum of the step) -> one score for each canary.
     canaries : number of canaries.
 
@@ -83,7 +84,8 @@ class Game:
         if plan.unit != "record":
             raise InputError(f"unit = {plan.unit!r} of the plan is not supported: a canary is one record; use 'record'")
         rule = trainer.rule
-        # AdaptiveClip and private_loss count a canary that is out: its absence shows twice as much as a record's does.
+        # AdaptiveClip and private_loss would count a canary that is out. So the absence of a canary would show twice as
+        # much as the absence of a record.
         beside = rule.adaptive is not None or rule.private_loss is not None
         if rule.rngs or rule.has_aux or beside or trainer.trainable is not None:
             raise InputError(

@@ -84,7 +84,7 @@ class Row:
 
     @property
     def refuted(self) -> tuple[Claim, ...]:
-        """Claims below the lower bound: wrong, at its confidence, if the conditions of the bound and the claim hold."""
+        """Claims below the lower bound. They are wrong, at the bound's confidence, if both sides' conditions hold."""
         return tuple(claim for claim in self.claims if self.found.epsilon > claim.epsilon)
 
 
