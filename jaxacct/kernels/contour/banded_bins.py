@@ -516,7 +516,7 @@ class Cells(NamedTuple):
 
 
 def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> Cells:
-    """Bound the integral of |e^{zk} Psi(z) z^-2 dz| over z(v + i up): between neighbouring v, and beyond the last v."""
+    """Return the `Cells` of the line z(v + i up). Parts lie between neighbouring v, the last part beyond the last v."""
     with np.errstate(all="ignore"):
         z, _ = line.at(v + 1j * up)
         angle, real, imag = np.angle(z), z.real, z.imag
@@ -574,7 +574,7 @@ class Contour(NamedTuple):
 
 
 def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float, most: float) -> tuple[Contour, float]:
-    """Return (contour for k, work), error near e^log_goal; ArithmeticError if work > `most` or error > e^log_most."""
+    """Aim at error e^log_goal. Return (contour for k, work). ArithmeticError if work > `most` or error > e^log_most."""
     x = np.geomspace(min(decay.x[1], 0.5 / k), decay.x[-1], 200)
     saddle = float(x[np.argmin(k * x + decay(x) - 2.0 * np.log(x))])
     best: tuple[Any, ...] = (np.inf,)
@@ -602,7 +602,7 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
     reach = min((2.0 * nats + 8.0) ** 0.5, REACH) if k >= 1.0 else REACH
     lattices = [lattice_for(bins, float(each), reach) for each in np.geomspace(0.6 * nats, 6.0 * nats + 36.0, LATTICES)]
     lattices = [each for each in lattices if each.half < MOST_HALF and (nodes + 3.0) * _work(bins, each) < most]
-    # about a seventh (e^-2) of the contour's error is left to the lattices
+    # the lattices may cause an error of e^(log_goal - 2), about a seventh of the contour's error
     used = list(pieces(bins, decay, z, log_weight, log_goal - 2.0, lattices)) if lattices else []
     logs, psi = np.full(z.size, np.inf), np.zeros(z.size, complex)
     for piece in used:
@@ -682,9 +682,9 @@ class Profile:
     ) -> np.ndarray:
         """Return lower bounds, estimates and upper bounds, (3, K), of delta at ascending eps.
 
-        `width` is the wanted relative width. A bracket may be wider where the work limit or rounding prevents it, and
-        where delta is below `least`. `error` is an absolute width that suffices. Calls with `error` > 0 are one search,
-        with one work limit.
+        `width` is the wanted relative width. A bracket is wider if the work limit or rounding prevents this width. It
+        may be wider if delta is below `least`. `error` is an absolute width that suffices. A call with `error` > 0 is a
+        step of a search. All steps of a search share one work limit.
         """
         found, k = self.known(sign, eps), np.exp(np.minimum(sign * eps, 700.0))
         least = np.broadcast_to(least, eps.shape)
@@ -722,7 +722,7 @@ class Profile:
         self.left = 1.5 * MOST_WORK
         if self.bins.deviation < 20.0 * delta and self.delta(sign, np.zeros(1), 0.0, 0.1 * delta)[2, 0] <= delta:
             return 0.0, 0.0, 0.0
-        # Coarse contours bring eps near the solution. A fine contour there (for sign 1 often at once) ends the search.
+        # Coarse contours (for sign 1 often one) bring eps near the solution. The last contour, at this eps, is fine.
         many, near, fine = len(self.contours) + 6, 0.35 if sign > 0 else 1e-3, False
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
         least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)

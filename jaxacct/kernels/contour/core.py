@@ -14,13 +14,13 @@ from jaxacct.kernels.arrays import Array, blocks, keep_apart, log1p, namespace, 
 ABSCISSA_MULTIPLES = (0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.92, 0.97, 1.0, 1.07, 1.2, 1.5, 2.2, 4.0, 9.0)
 """Abscissae c, as multiples of the saddle point: those up to 1 are tried for the contour, all for bounds of images."""
 LEAST_VALUE = 1e-300
-"""Numbers are raised to at least this before a logarithm is taken. A contour's lower end below this is not used."""
+"""Smaller numbers are raised to this before a logarithm is taken. A smaller lower bound of delta/Z is not used."""
 SUM_OUTWARD = 1.0000001
 """Factor that covers the rounding of a sum of error bounds."""
 NEWTON_STEPS = 6
 """Number of Newton steps that solve for eps on a contour. The first step starts at the eps of the saddle point."""
 MARGIN = 1.02
-"""The bounds of eps lie MARGIN times error/|slope| of log delta from the estimate, as the slope may change."""
+"""Tried bounds of eps are estimate -+ MARGIN * error/|slope|, both of log delta. MARGIN > 1, as the slope varies."""
 
 
 class Bracketed(NamedTuple):
@@ -164,7 +164,7 @@ def rate_of(nodes: Nodes, value: Array, slope: Array) -> Array:
 def certified(
     candidates: Array, bounds: tuple[Array, Array], log_delta_low: Array, log_delta_high: Array
 ) -> tuple[Array, Array, Array, Array]:
-    """Return (lower, proved, upper, proved) for eps: a candidate that `bounds` of log delta prove, else -inf or inf."""
+    """Return (lower, lower_ok, upper, upper_ok) for eps. A candidate that `bounds` do not prove becomes -inf or inf."""
     xp = namespace(candidates)
     below, above = candidates[0], candidates[1]  # `bounds` are lower and upper bounds of log delta at both
     # A margin of 4 roundoffs is kept, since the given logarithms of delta may be off by a few roundoffs.
@@ -177,7 +177,7 @@ def certified(
 def epsilon_of(
     nodes: Nodes, estimate: Array, log_delta_low: Array, log_delta_high: Array, margin: float = MARGIN
 ) -> tuple[Array, Array, Array, Array]:
-    """Return `certified` for the candidates `estimate` -+ `margin` (error of log delta)/|slope of log delta|."""
+    """Return what `certified` returns for the candidates `estimate` -+ `margin` * error/|slope|, both of log delta."""
     xp = namespace(nodes.t, estimate)
     value, slope = trapezoid(nodes, estimate)
     value = xp.maximum(value, LEAST_VALUE)
@@ -240,8 +240,9 @@ def _split(count: int) -> tuple[int, int]:
 def departures(weight: Array, angle: Array, count: int) -> tuple[Array, Array]:
     """Return real and imaginary parts, (count,), of `sum_j weight_j (e^{i k angle_j} - 1)` for all k < count."""
     xp = namespace(weight, angle)
-    # With k = a + inner b, `e^{i k angle} - 1` is x + y + x y. One table has x for each a, another y for each b. So one
-    # matrix product gives all k, with errors that are small relative to the terms. Sums by blocks round less.
+    # For k = a + inner b, `e^{i k angle} - 1` is x + y + x y: x is its value for k = a, y its value for k = inner b.
+    # So a table of x and a table of y give the sums for all k in one matrix product. Its errors are small relative to
+    # the terms. Summing by blocks rounds less than one long sum.
     inner, outer = _split(count)
     size = blocks(weight.shape[-1])
     one, weight = xp.ones_like(angle)[..., None, :], weight[..., None, :]
@@ -269,6 +270,6 @@ def polar(re: Array, im: Array) -> tuple[Array, Array]:
 
 
 def depth(points: int, count: int) -> float:
-    """Bound the rounding of a term of `departures` for exact arguments, over 2^-53 weight_j min(2, k |angle_j|)."""
-    # a step of a table costs 5.1 units, a rounding in a sum of products 4.9; last comes the sum of the weights
+    """Bound the rounding of a term of `departures` for exact inputs, in units of 2^-53 weight_j min(2, k |angle_j|)."""
+    # Each step of a table costs 5.1 units, each rounding in a sum of products 4.9. The weights' sum adds the last term.
     return 5.1 * sum(_split(count)) + 4.9 * (sum_depth(points) + 4.0) + sum_depth(points)

@@ -19,7 +19,7 @@ ROUNDED_DOWN = 0.999
 FIRST_SIDE_LOBE = 0.217235
 """Largest |sin y / y| for y > pi, which is the first zero of sin y / y. The number is rounded up."""
 FINITE_LOSS_ERROR = 1e-26
-"""Absolute error allowed for a loss of a finite law, plus a relative error of 16 roundoffs (mechanisms/README.md)."""
+"""Allowed absolute error of a finite law's loss. 16 roundoffs of the loss are allowed too (mechanisms/README.md)."""
 LOG_MIX_UNITS = 18.0
 """Relative error of log mix, in roundoffs, if y is exact in mix = 1 - q + q e^y (kernels/README.md, section 4)."""
 TALLEST_LINE = 12.0
@@ -31,14 +31,14 @@ ROUNDED_UP = 1.001
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound, relative to M(c), the tilted mass outside the grid plus the sides of `_step_error`'s path."""
+    """Bound, relative to M(c), the tilted mass outside the grid plus integrals on the sides of `_step_error`'s path."""
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
     first = log1p(-q)
     shift, move = a / sigma, -a * q / sigma
     by_jensen = 0.5 * move * (move + 1.0 / sigma)
-    # for remove, two tails of each of the two Gaussians; for add, a bound of the right tail and two of the left tail
+    # remove: both tails of each of the two Gaussians; add: one bound of the right tail, two bounds of the left tail
     beyond = stack(xp, [hi, -lo, hi - shift, shift - lo, hi, -lo, -lo - move])
     log_size = stack(xp, [first, first, second, second, a * t.loss[..., -1], a * first, by_jensen])
     log_tail = xp.where(beyond > 0, -xp.log(2.0) - 0.5 * beyond**2, 0.0)

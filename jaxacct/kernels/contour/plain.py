@@ -57,7 +57,7 @@ def _finite_nodes(n: Array, loss: Array, mass: Array, c: Array, t: Array) -> Par
 
 
 def _cut_off(law: LossLaw, h: Array, levels: tuple[Array, Array], log_tol: Array) -> Array:
-    """Return the smallest number of nodes, of those tried, after which the terms are small enough to be cut off."""
+    """Return the smallest tried number of nodes after which the terms are small enough to be cut off."""
     xp = namespace(law.sign, h)
     cuts = xp.ceil(xp.geomspace(12.0, 2048.0, 18))  # the largest compiled program has 2048 nodes
     frequency = h[..., None] * cuts
@@ -149,7 +149,7 @@ def values_along(nodes: Nodes, epsilon: Array) -> Array:
 
 
 def errors_along(nodes: Nodes, epsilon: Array) -> tuple[Array, Array]:
-    """Return as core.errors does, for `values_along`: error bounds of the sums, and logs of bounds of the images."""
+    """Do for `values_along` what core.errors does: return error bounds of the sums and logs of bounds of images."""
     xp = namespace(nodes.t, epsilon)
     weight = xp.hypot(*nodes.weight)
     size = weight * xp.exp(nodes.log_modulus)
@@ -225,7 +225,7 @@ def delta(law: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int)
 
 
 def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Bracket log delta at the K eps in `around` on a contour for `epsilon`. Far from it, brackets are wide."""
+    """Bracket log delta at the K eps in `around` on a contour for `epsilon`. Brackets far from `epsilon` are wide."""
     xp = namespace(law.sign, around)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     nodes = nodes_for(law, point, epsilon, log_tol, points, count)
@@ -234,12 +234,13 @@ def delta_about(law: LossLaw, epsilon: Array, around: Array, log_tol: Array, poi
 
 
 def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, points: int, count: int) -> Bracketed:
-    """Bracket log delta at the K eps in `along` by `values_along`, on one contour with a period for all of them."""
+    """Bracket log delta at the K eps in `along` by `values_along`, on one contour. Its period suffices for all K."""
     xp = namespace(law.sign, along)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     c, period, at, log_bound = place(law, point, epsilon, log_tol, axis_nodes(points))
     gap = at - c[..., None]
-    # Images at larger eps are largest for the smallest eps. `wider` keeps them below e^-11, so seldom above e^-6 delta.
+    # The least eps in `along` has the largest images from larger eps. `wider` keeps the bound of the first image there
+    # below e^-11. So it is below e^-6 delta at each eps with delta > e^-5.
     image = log_bound - at * xp.min(along, axis=-1)[..., None] + 11.0
     wider = xp.min(xp.where(gap > 0.0, image / xp.where(gap > 0.0, gap, 1.0), xp.inf), axis=-1)
     h = 2.0 * xp.pi / xp.maximum(period, wider)
@@ -252,10 +253,11 @@ def delta_along(law: LossLaw, epsilon: Array, along: Array, log_tol: Array, poin
 def epsilon(
     law: LossLaw, log_delta_low: Array, log_delta_high: Array, log_tol: Array, points: int, count: int, rounds: int = 1
 ) -> Bracketed:
-    """Bracket `inf {eps : delta(eps) <= delta}`, which may be negative, for any delta between two bounds.
+    """Bracket `inf {eps : delta(eps) <= delta}`, which may be negative. Two bounds of log delta are given.
 
-    `upper` holds if log delta >= log_delta_low, and `lower` holds if log delta <= log_delta_high. Later rounds place
-    the contour anew: the first eps is poor where rare large losses put a second hump into the tilted law.
+    `upper` holds if log delta >= log_delta_low, and `lower` holds if log delta <= log_delta_high. Each later round
+    places the contour anew, at the eps found on the contour before. The first contour is placed at the eps of the
+    saddle point, which is a poor guess where rare large losses put a second hump into the tilted law.
     """
     xp = namespace(law.sign, log_delta_low)
     k = partial(cumulants, law, nodes=axis_nodes(points))

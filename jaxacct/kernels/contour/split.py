@@ -65,7 +65,7 @@ class Placement(NamedTuple):
 
 
 def grids_of(law: LossLaw, windows: Windows, c: Array, points: int, frequency: Array | None = None) -> Grid:
-    """Return grids in u of the J sampled Gaussians. They are even, or resolve e^{it loss} up to t = `frequency`."""
+    """Return grids in u of J sampled Gaussians: evenly spaced, or fine enough for e^{it loss} up to t = `frequency`."""
     turns = None if frequency is None else frequency[..., None]
     return split_parts.grid(steps_of(law, windows.low, windows.high), c[..., None], points, turns)
 
@@ -263,13 +263,13 @@ LARGEST_MOVE = 2.5
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps at which the search for eps may start, if it starts at the saddle point approximation."""
 MARGIN = 1.05
-"""The bounds of eps lie MARGIN times error/|slope| of log delta from the estimate, as the slope may change."""
+"""Tried bounds of eps are estimate -+ MARGIN * error/|slope|, both of log delta. MARGIN > 1, as the slope varies."""
 
 
 class Start(NamedTuple):
     """A starting value of eps or of log delta, and how far it is trusted."""
 
-    value: Array  # eps is used if within a factor `trust` of the saddle point's, log delta if trust >= BELIEVED
+    value: Array  # eps: used if within a factor `trust` of the saddle point's; log delta: used if trust >= BELIEVED
     trust: Array  # 0 where there is no value, inf where the value is the solution already
 
 
