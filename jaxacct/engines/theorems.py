@@ -263,7 +263,7 @@ def laplace_counts(parts: Components, column: int) -> Tests:
 
 
 def finite_counts(parts: Components, column: int) -> Tests:
-    """Return tests on the number of steps with loss >= v, for losses v of atoms. P is conditioned on finite losses."""
+    """Return tests on the number of steps with loss >= v, v being an atom's loss. P is conditioned on finite losses."""
     loss, mass, n = parts.finite_loss[:, column], parts.finite_mass[:, column], parts.finite_n[:, column]
     order = np.argsort(np.where(mass > 0.0, -loss, np.inf), axis=1)
     loss, mass = np.take_along_axis(loss, order, 1), np.take_along_axis(mass, order, 1)
@@ -277,7 +277,7 @@ def finite_counts(parts: Components, column: int) -> Tests:
     error_q = error + 8.0 * ROUNDOFF * (loss + np.where(np.isfinite(other), np.abs(other), 0.0))
     p, other = np.minimum(p, 0.0), np.minimum(other, 0.0)
     p_rest, other_rest = (np.log1p(-np.exp(np.minimum(x, -1e-18))) for x in (p, other))
-    # `spread` and `spread_q`: errors of log(mass below v). This mass has the absolute error of the mass from v on.
+    # `spread`, `spread_q`: error bounds of log Pr[loss < v]. Pr[loss < v] is off by as much as Pr[loss >= v].
     spread, spread_q = (
         _grown(x * (1.0 + np.exp(-rest))) for x, rest in ((error, p_rest), (error_q * np.exp(other), other_rest))
     )
@@ -285,7 +285,7 @@ def finite_counts(parts: Components, column: int) -> Tests:
 
 
 def _grown(x: np.ndarray) -> np.ndarray:
-    """Given the relative error x of y, return an upper bound of the error of log y, -log(1 - x); inf if x >= 1/4."""
+    """Return an upper bound of -log(1 - x), the error of log y if y has the relative error x; inf if x >= 1/4."""
     return np.where(x < 0.25, 1.2 * x, np.inf)
 
 
@@ -321,9 +321,9 @@ def _all_gaussians(parts: Components) -> np.ndarray:
 
 
 def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:
-    """Return mu of all Gaussians, rounded up, if each sampled one samples the record in at most some k of its steps.
+    """Return mu of all Gaussians, rounded up, if each sampled Gaussian samples the record at most k times.
 
-    The chance that any of them samples the record in more steps than its k is at most e^log_share.
+    Each sampled Gaussian has its own k. The chance that any of them exceeds its k is at most e^log_share.
     """
     columns = parts.gauss_n.shape[1]
     present = np.maximum(np.sum(parts.gauss_n > 0, axis=1), 1)
@@ -378,7 +378,7 @@ def _basic_delta(parts: Components, epsilon: np.ndarray) -> np.ndarray:
 
 
 def least_epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray) -> np.ndarray:
-    """Return (B,) the least of several upper bounds of epsilon. `delta` (finite losses) has relative error `slack`."""
+    """Return (B,) an upper bound of epsilon. `delta`, without the mass at infinity, has the relative error `slack`."""
     safe = delta * (1.0 - slack) * (1.0 - 4.0 * ROUNDOFF)
     bounded = largest_loss(parts).above
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

@@ -37,7 +37,7 @@ TAIL_SHARE = 1e-10
 GROWTH = 0.2
 """Largest rate at which the length of the cells changes with the first step's output u."""
 POINTS_BEYOND = 12
-"""Cells reach this many survey points farther right than one eps needs: for add the profile's zero moves with eps."""
+"""The cells for an eps extend this many survey points too far right: for add, nearby eps may need cells there."""
 REACH = 39.0
 """Number of standard deviations beyond which a normal law has no mass in float64."""
 _ABOUT = np.concatenate([-np.geomspace(60.0, 1e-9, 36), [0.0], np.geomspace(1e-9, 60.0, 36)])
@@ -53,11 +53,11 @@ LEAST_BOUND = 1e-305
 FARTHEST = 30.0
 """In `_search`, lower bounds of log(delta/target) are raised to -FARTHEST, and upper bounds lowered to FARTHEST."""
 NEAR = 0.05
-"""Both searches stop only after a step in v (see `_search`) below NEAR, `_rough` once |log(delta/target)| is too."""
+"""Both searches converge only at a step in v (see `_search`) < NEAR. `_rough` also needs |log(delta/target)| < NEAR."""
 
 
 def _steps(parts: Components) -> Steps:
-    """Return the two steps of each row, that of larger total variation second, which makes the integrand G smoother."""
+    """Return each row's two steps. The step of larger total variation is second, to make the integrand G smoother."""
     order = np.argsort(-parts.gauss_n, axis=1, kind="stable")
     most, other = order[:, :1], order[:, :2][:, -1:]
     twice = np.take_along_axis(parts.gauss_n, most, 1) == 2
@@ -91,7 +91,7 @@ def delta(parts: Components, eps: np.ndarray) -> Answer:
 
 
 def epsilon(parts: Components, delta: np.ndarray, slack: np.ndarray, floor: np.ndarray) -> Answer:
-    """Return bounds of epsilon. Those up to `floor` may stay wide. `slack`: largest relative error of `delta`."""
+    """Return bounds of epsilon. If epsilon <= `floor`, they may be wide. `slack`: largest relative error of `delta`."""
     return _in_blocks(_epsilon, parts, np.maximum(floor, 0.0), delta, slack, floor)
 
 
@@ -159,7 +159,7 @@ def _search(
     least: np.ndarray,  # estimate of delta(0)
     excess: np.ndarray,  # log(delta(0)/target), or NaN where it is unknown
 ) -> np.ndarray:
-    """Estimate epsilon by Newton's method in v = log(eps/(top - eps)), return this, and bound epsilon in `found`."""
+    """Return an estimate of epsilon by Newton's method in v = log(eps/(top - eps)). Narrow the bracket in `found`."""
     steps = found.steps.take(asked)
     mu = np.hypot(1.0 / steps.sigma, 1.0 / steps.second_sigma)[:, 0]
     top = np.fmin(closed_form.simple_epsilon(mu, np.log(delta), slack).upper, _largest(steps))
@@ -199,12 +199,12 @@ def _search(
 
 
 def _moved(v: np.ndarray, step: np.ndarray) -> np.ndarray:
-    """Return v after a Newton step. If v < 0, eps is nearly proportional to e^v, and grows by some `step` times eps."""
+    """Return v after a Newton step. If v < 0, `step` is the relative change of eps (nearly that of e^v)."""
     return v + np.where(v < 0.0, np.log1p(np.clip(step, -0.95, 1e9)), np.clip(step, -3.0, 3.0))
 
 
 def _secant(v: np.ndarray, value: np.ndarray, before: np.ndarray, old: np.ndarray, slope: np.ndarray) -> np.ndarray:
-    """Return the slope of `value` in v by a secant (in eps if v < 0). Return `slope` where no secant falls."""
+    """Return the slope of `value` in v by a secant (in eps if v < 0); `slope` if the secant rises or is inexact."""
     apart = v - before
     secant = (value - old) / np.where(v < 0.0, -np.expm1(-apart), apart)
     return np.where((np.abs(apart) > 1e-6) & (secant < 0.0) & np.isfinite(secant), secant, slope)
@@ -217,7 +217,7 @@ def _rough(steps: Steps, log_delta: np.ndarray, top: np.ndarray, least: np.ndarr
         estimate = surveyed(steps.take(rows), top[rows] * special.expit(v)).delta
         return np.log(np.maximum(estimate, LEAST_BOUND)) - log_delta[rows]
 
-    excess = 0.9 * (least - np.exp(log_delta))  # left end for eps, since delta falls by at most 1 per unit of e^eps
+    excess = 0.9 * (least - np.exp(log_delta))  # lower end of the search: delta falls by at most 1 per unit of eps
     low = np.clip(excess, 1e-9 * np.exp(log_delta), 0.5 * top)
     a = np.log(low / (top - low))
     b, slope = np.full_like(a, 37.0), np.full_like(a, -1.0)  # at v = 37, eps equals `top` in float64
@@ -255,7 +255,7 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
     s = 1.0 / steps.sigma
     signed = np.where(steps.removing, eps, -eps)
     knee = np.log1p(-steps.q) - np.log(steps.q)
-    # kinks of the integrand: the first step's loss L is eps, or eps - L is the finite end of the second step's losses
+    # The integrand has kinks at L = eps and eps - L = b. L is the first step's loss, b the only bound of the second's.
     places = [_exponent(steps, loss) for loss in (signed, signed - np.log1p(-steps.second_q))]
     centres = [(np.where(np.isfinite(y), y, knee) / s + 0.5 * s) + _ABOUT / s for y in (knee, *places)]
     u = np.concatenate([_WIDE + 0.0 * s, _WIDE + s, *centres], axis=1)
@@ -301,7 +301,7 @@ def placed(steps: Steps, eps: np.ndarray, count: int, survey: Survey) -> np.ndar
     density = _density(steps, eps[:, None], survey)
     density = np.maximum(density[:, :-1], density[:, 1:])
     far = np.maximum(np.abs(u[:, :-1]), np.abs(u[:, 1:]))
-    # the least number of cells per unit of u; 1.02 keeps a cell across two survey intervals short enough for both
+    # the least number of cells per unit of u; 1.02 makes cells that span two survey intervals short enough for both
     least = 1.02 * np.maximum((far + 2.0 * s) / LARGEST_TURN, 1.0 / LONGEST_CELL)
     used = np.sum(least * width, axis=1, keepdims=True)
     # 70 % of the cells follow the density, and the others make the widths change gradually
@@ -357,7 +357,7 @@ def _density(steps: Steps, eps: np.ndarray, survey: Survey) -> np.ndarray:
 
 
 def _unknown(steps: Steps, survey: Survey) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether cells are needed left, right of each point: if that side adds over TAIL_SHARE delta of error."""
+    """Return whether a point needs cells on its left, and on its right: if that side's error > TAIL_SHARE * delta."""
     s, q = 1.0 / steps.sigma, np.where(steps.removing, steps.q, 0.0)
     u, enough = survey.u, TAIL_SHARE * survey.delta[:, None]
     below, above = ((1.0 - q) * special.ndtr(-side * u) + q * special.ndtr(-side * (u - s)) for side in (-1.0, 1.0))
@@ -408,8 +408,8 @@ def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     small = np.abs(part) <= 0.5
     far = np.logaddexp(np.log1p(-q), np.log(q) + y)
     loss = np.where(small, np.log1p(np.where(small, part, 0.0)), far)
-    # y has an error <= 4 ROUNDOFF (|s u| + s^2), which changes log mix by `share`, q e^y/mix, times as much. Computing
-    # log mix from y adds an error of 16 ROUNDOFF times `rounding`.
+    # y has an error <= 4 ROUNDOFF (|s u| + s^2). In log mix this error is multiplied by `share`, which
+    # is q e^y/mix. Computing log mix from y adds an error of 16 ROUNDOFF times `rounding`.
     share = np.exp(np.minimum(np.log(q) + y - loss, 0.0))
     off = share * 4.0 * ROUNDOFF * (np.abs(s * u) + s * s) * 1.01
     rounding = np.where(small, np.abs(loss), 1.0 + np.abs(loss) + np.abs(np.log(q)) + np.abs(y) * share)
@@ -479,7 +479,7 @@ def shifted(steps: Steps, t: np.ndarray) -> np.ndarray:
 
 
 def log_bend(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (B, 1) the log of the factor of `G'' mix^3` (README.md) without lambda, and a bound of the log's error."""
+    """Return (B, 1) the log of the lambda-free factors of `G'' mix^3` (README.md), and a bound of the log's error."""
     mu = 1.0 / steps.second_sigma
     grown = np.where(steps.removing, 2.0, -1.0) * eps
     terms = (2.0 * np.log(steps.q), -np.log(steps.second_q), -np.log(mu), grown, -0.125 * mu * mu, LOG_NORMAL_TOP)
@@ -494,7 +494,7 @@ def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     off = made.off + 2.0 * ROUNDOFF * (np.abs(eps) + np.abs(made.loss))
     with np.errstate(over="ignore", invalid="ignore"):
         # `value` is lambda. Its derivative in t is 1 + (1 - q_2) e^-lambda/q_2. An error of up to .09 in lambda raises
-        # it by at most 10 %, hence the factor 1.1.
+        # the derivative by at most 10 %, hence the factor 1.1.
         inverse = np.exp(-value)
         moved = 1.1 * off * (1.0 + (1.0 - steps.second_q) / steps.second_q * inverse)
         moved += 16.0 * ROUNDOFF * (np.abs(value) + np.where(t < 0.0, inverse, 0.0))

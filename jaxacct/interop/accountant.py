@@ -188,7 +188,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         return None
 
     def _check(self, step: Mechanism, count: int) -> None:
-        # a selection is refused exactly if the mechanism that it repeats is, which is faster to check
+        # A selection and the mechanism that it repeats are refused in the same cases. Checking the mechanism is faster.
         if isinstance(step, Selection):
             repeat(step, count)
             self._check(step.mechanism, 1)

@@ -86,7 +86,7 @@ def to_dp_accounting_pld(
 
 
 def _has_lower_pair(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether the parts from `expand_below` give lower bounds, since the mechanism is known to dominate them."""
+    """Return whether the parts from `expand_below` give lower bounds: the mechanism must be known to dominate them."""
     if mechanism.has_bracket():
         return mechanism.kind_of_bracket(relation) == "certified"
     return mechanism.kind_under(relation) == "certified" and answered_by_parts(mechanism, relation)

@@ -50,7 +50,7 @@ MAX_DEPTH = 64
 MAX_EVENTS = 2**15
 """Largest number of events in one tree."""
 LARGEST_SCALE = 1e300
-"""Larger scales of discrete Laplace noise become this one, within float64. Less noise is safe: it raises epsilon."""
+"""Larger scales of discrete Laplace noise are lowered to this number, to stay finite. Less noise raises epsilon."""
 LARGEST_DATASET = 10**9
 """Largest number of records of a data set, for Poisson samples of a capped size and for samples with replacement."""
 Leaf = Callable[[Any, str], Mechanism | None]

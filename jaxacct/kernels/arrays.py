@@ -6,7 +6,7 @@ Functions that NumPy and JAX do not share (loops, barriers, scans, erfc) are her
 **Shapes.** Every argument has shape `(..., own axes)`. The leading axes `...` are batch axes, if any, and broadcast.
 Docstrings and comments name the own axes only: `(X,)` stands for `(..., X)`, and a number for `(...)`.
 
-**Rounding.** Every bound rests on this model. Tests check this machine against it by mpmath (README.md, section 4):
+**Rounding.** Every bound rests on this model. Tests check by mpmath that this machine obeys it (README.md, section 4):
 
 * A unit of a value is 2^-53 times its magnitude.
 * A sum, difference, product, quotient or square root is off by at most one unit of its value. XLA may contract a
@@ -187,7 +187,7 @@ def log1p_inline(x: Array) -> Array:
 
 
 def log1p_complex(a: Array, b: Array) -> Array:
-    """Return log(1 + a + ib) for NumPy arrays. If a + ib is small, it is off by roundoffs of that (np.log1p: of 1)."""
+    """Return log(1 + a + ib) for NumPy arrays. If z = a + ib is small, errors are relative to |z| (np.log1p: to 1)."""
     square = 2.0 * a + a * a + b * b
     near = (square > -0.75) & (square < 1e8)
     with np.errstate(divide="ignore"):
@@ -200,7 +200,7 @@ def _log1p_by_bits(x: Array) -> Array:
     """Compute `log1p_inline` under XLA.
 
     For 1 + x = 2^k m, m in (sqrt(1/2), sqrt 2) and s = (m - 1)/(m + 1), the logarithm is `k log 2 + 2 artanh s`. The
-    artanh is fdlibm's polynomial (e_log.c, 1993). The rounding error of 1 + x, over 1 + x, corrects the logarithm.
+    artanh is fdlibm's polynomial (e_log.c, 1993). `rest` adds the rounding error of 1 + x, divided by 1 + x.
     """
     one = jnp.where(jnp.isnan(x), 2.0, 1.0)  # XLA would rewrite (1 + x) - 1 to x if it knew that `one` is 1
     whole = one + x

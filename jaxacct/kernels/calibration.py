@@ -4,7 +4,7 @@
 abscissa of the contour. Two stages with fixed iteration counts find x, and callers certify it:
 
 1. Newton's method solves the saddle point equations for log c and x. To first order the approximation of delta at the
-   saddle point does not change with c. So each step gets x from it first, and then c from the saddle point equation.
+   saddle point does not change with c. So a step gets x from the approximation, then c from the saddle point equation.
 2. Secant steps in x solve the equation for the contour integral itself. They keep c and the period fixed.
 
 `solve_rate` takes a false-positive rate a and a true-positive rate b. The true-positive rate at a is at most
@@ -51,7 +51,7 @@ SETTLED = 0.15
 def sensitivity(
     law: LossLaw, tangent: LossLaw, epsilon: Array, log_tol: Array, points: int, count: int
 ) -> tuple[Array, Array, Array, Array]:
-    """Return log delta's derivative along a tangent; minus that in eps; log delta; the (points, nodes) that suffice."""
+    """Return log delta's derivative along a tangent; -d log delta/d eps; log delta; (points, nodes) that suffice."""
     xp = namespace(law.sign, epsilon, tangent.mu2)
     point = saddle_point(partial(cumulants, law, nodes=axis_nodes(points)), "epsilon", epsilon)
     nodes = plain.nodes_for(law, point, epsilon, log_tol, points, count)
@@ -177,7 +177,7 @@ def saddle_slopes(law: LossLaw, unknown: Array, c: Array, nodes: int) -> tuple[A
 
 
 def _secant_slope(moved: Array, risen: Array, slope: Array, change: float = 10.0) -> Array:
-    """Return risen/moved, or `slope` if rounding spoils it: `moved` is tiny, or they differ by a factor > `change`."""
+    """Return risen/moved, or `slope` if `moved` is tiny or the quotient differs from `slope` by a factor > `change`."""
     xp = namespace(moved, risen)
     fresh = risen / xp.where(moved == 0, 1.0, moved)
     trusted = (xp.abs(moved) > 1e-7) & (fresh / slope > 1.0 / change) & (fresh / slope < change)
