@@ -68,7 +68,8 @@ class LatticePart(ABC):
     def extent(self, theta: float, cut: float, share: float) -> tuple[float, float]:
         """Return the range of log mix that the lattice must hold.
 
-        In all steps, losses above have a P-mass of at most e^cut, and losses below a tilted mass of at most e^share.
+        Over all steps together, the losses above those of the range have a P-mass of at most e^cut. The losses below
+        those of the range have a tilted mass of at most e^share.
         """
 
     @abstractmethod
@@ -105,7 +106,7 @@ def placed_from(
     infinity: float,
     run: Runner,
 ) -> Placed:
-    """Return a law on nodes of its ratio coordinate log mix, from the masses of cells and from atoms on nodes."""
+    """Return the placed law with the masses of `cells` and `pairs` (node, atom's mass). Its coordinate is log mix."""
     atoms = np.zeros(cells.low.shape[0])
     for node, atom in pairs:
         atoms[node] += atom * (1.0 + 1e-14 if upper else 1.0 - 1e-14)
@@ -120,7 +121,7 @@ def placed_from(
         mass, missing = kernel.cancelled(np.asarray(run(kernel.lower_masses, cells, atoms, step, first, last)), step)
     total = float(np.sum(mass))
     if upper:
-        lost = 1.0 - total - infinity  # goes to infinity
+        lost = 1.0 - total - infinity  # missing P-mass, added to `infinity` if above SUM_ROUNDING
         if not lost <= SUM_ROUNDING:
             infinity = infinity + lost * (1.0 + 1e-9) if np.isfinite(lost) else 1.0
     elif not total <= 1.0 + SUM_ROUNDING:  # the true law has mass 1, so this lower law is no bound
@@ -404,7 +405,7 @@ class Finite(LatticePart):
     wrong: np.ndarray | None = None  # bound of each mass's absolute error; if None, `inexact` bounds it
 
     def pieces(self, cut: float, most_pairs: int = MOST_PAIRS) -> list[Finite]:
-        """Return the same composition as fewer steps with more atoms each. The mass left out is far below e^cut."""
+        """Return parts of fewer steps, with more atoms, to replace this part. The mass left out is far below e^cut."""
         laws = powers(trimmed(self.loss, self.mass, self.count, cut), self.count, most_pairs)
         return [Finite(x.loss, x.mass, count, self.sign, x.away, x.blur, x.wrong) for x, count in laws]
 
@@ -504,8 +505,8 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
     """
     growth = np.expm1(step)
     # `g` is c/alpha at each node, with alpha = e^-loss. In a cell, the profile of `total` is a chord of the atoms'
-    # profile, at most `excess` alpha above it (alpha at the left node). So c is at least this at both nodes. At the
-    # law's first and last node c is 0, so c is raised at the next node.
+    # profile. The chord exceeds that profile by at most E, where E is `excess` times alpha at the left node. So c is at
+    # least E at both nodes. At the law's first and last node c is 0, so c is raised at the node next to each.
     excess = growth * a * (b / np.where(b > 0.0, a + b, 1.0))
     g = excess.copy()
     g[1:] = np.maximum(g[1:], excess[:-1] * np.exp(-step))
@@ -522,7 +523,7 @@ def _jumps(index: np.ndarray, total: np.ndarray, a: np.ndarray, b: np.ndarray, s
 
 
 def _without_debts(index: np.ndarray, jumps: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return nodes and masses without negative masses (debts), which both neighbours share; None if the first has one.
+    """Remove each node of negative mass; its neighbours share this debt. Return None if the first node has a debt.
 
     The last node's debt goes to its one neighbour. This neighbour has a higher loss, so delta does not rise at any eps.
     """

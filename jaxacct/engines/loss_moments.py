@@ -4,7 +4,7 @@ Let (P, Q) be the pair of a step without sampling, q the sampling rate, and mix 
 `E[e^{cL}] = E_Q[mix^p]`, where p is c + 1 for remove and -c for add. Sampled Gaussians are integrated by the trapezoid
 rule, sampled Laplace by Gauss-Legendre; other laws have closed forms. Since E_Q[mix] = 1, `E_Q[mix^p] - 1 =
 E_Q[mix^p - 1 - p (mix - 1)]`. This integrand has one sign, so the result is accurate even where it is small.
-jaxacct/representations/README.md, "Moments", proves the error bounds. Factors of ROUNDOFF bound numbers of roundings.
+jaxacct/representations/README.md, "Moments", proves the error bounds. `k * ROUNDOFF` allows for k roundings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NATS = 75.0
 MOST_NODES = 2**16
 """Largest number of nodes of one quadrature. Where more are needed, the bracket is wide or infinite."""
 LARGEST_ERROR = 0.1
-"""A rule whose error, relative to the moment, is at least this bounds nothing."""
+"""If a rule's error, relative to the moment, is at least this number, the rule gives no bound."""
 NODES_AT_ONCE = 2**16
 """Largest number of nodes, of all rows together, that are evaluated at a time. Such arrays fit into a cache."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
@@ -110,7 +110,7 @@ def _finite(loss: np.ndarray, mass: np.ndarray, c: np.ndarray, leaking: np.ndarr
         atoms + np.abs(top) + np.sum(weight * (16.0 + inexact + 8.0 * np.abs(exponent)), axis=1) / total
     )
     low, high = value - error, value + error
-    # outside `leaking` the moment is 1 plus `shift`, and only `shift` is rounded
+    # unless the law is `leaking`, the moment is 1 + `shift`, and only `shift` has rounding errors
     with np.errstate(over="ignore", invalid="ignore"):
         added = mass * np.expm1(exponent)
         shift = np.sum(added, axis=1)
@@ -160,7 +160,7 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 
 
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
-    """Bound log E_Q[mix^power] by Q's atom of largest mix^power: from below by its term, from above by mix^power."""
+    """Bracket log E_Q[mix^power]. The mean is at most the largest mix^power, at least that times its atom's Q-mass."""
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
     slack = 32.0 * ROUNDOFF * (largest + 1.0 / scale + 1.0)
@@ -193,7 +193,8 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> In
 def _plan(sigma: np.ndarray, q: np.ndarray, p: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return a trapezoid rule of error e^-NATS, as (lower end in u, upper end in u, height, growth, step).
 
-    The error is bounded by the integrand on Im u = height, at most e^growth times the integrand on the real line.
+    The integrand on the line Im u = height bounds the error. On this line, the integrand's modulus is at most e^growth
+    times the integrand at Re u.
     """
     above = np.maximum(p, 1.0)
     excess = above * (above - 1.0) / (2.0 * sigma**2)
@@ -323,7 +324,7 @@ def _minimise(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each row, the smallest objective and the smallest Rényi divergence among the orders that are tried.
 
-    The objective is a valid bound at any c = order - 1. It is convex in c, or convex divided by c: it has one minimum.
+    The objective is a valid bound at any c = order - 1. Either it or c times it is convex in c, so it has one minimum.
     """
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)

@@ -47,19 +47,19 @@ PLACEMENTS = 4
 NARROW = 1e-6
 """A bracket of at most this relative width is narrow enough: no other contour is placed."""
 CONTOURS_READ, CONTOURS_KEPT, ROWS_KEPT = 3, 100, 8
-"""CONTOURS_READ: how many kept contours are tried for an eps before a new contour is placed. CONTOURS_KEPT: how many a
-list of `Known` keeps. ROWS_KEPT: for how many rows contours are kept."""
+"""CONTOURS_READ: how many kept contours are tried for an eps before a new contour is placed. CONTOURS_KEPT: how many
+contours each list of `Known` keeps. ROWS_KEPT: for how many rows contours are kept."""
 SHARE_LEFT_OUT = 1e-12
 """Largest relative change of delta that the left-out components may cause."""
 
 
 def attained(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether every mixture's branches give the mechanism's exact delta. Otherwise they give an upper bound."""
+    """Return whether the branches of every step give the mechanism's exact delta. If not, they give an upper bound."""
     return all(leaf.attained(relation) for _, leaf in flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
 
 
 def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row | None] | None:
-    """Return a `Row` per configuration, None beyond float64's range; None for all if a step has no branches."""
+    """Return a list of `Row`s, with None for rows beyond float64's range. If a step has no branches, return None."""
     shape = batch_shape(mechanism)
     size = int(np.prod(shape))
     rows: list[Row] = [[] for _ in range(size)]
@@ -265,7 +265,7 @@ def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:
 
 
 def _moved(lost: float, sign: float, epsilon: float) -> float:
-    """Bound delta's change by left-out components of total variation `lost`: `lost`, and for add `lost` e^eps."""
+    """Bound how far left-out components of probability `lost` move delta: `lost` for remove, `lost` e^eps for add."""
     if sign > 0 or lost == 0.0:
         return lost
     return lost * float(np.exp(epsilon)) if epsilon < 700.0 else np.inf

@@ -184,7 +184,7 @@ STEERING = re.compile(r"(JAX|XLA|TF|PJRT|LIBTPU|TPU|CUDA|CUDNN|NVIDIA|HIP|ROC|OM
 HARMLESS = re.compile(
     r"cache|(^|_)log|traceback|timeout|dump|pprint|(^|_)platform|thread_guard|array_garbage|transfer_guard"
 )
-"""Names of settings of JAX that change printing, caching or refusals, but not results."""
+"""Names of JAX settings and environment variables that change printing, caching, errors or the device, not programs."""
 CPU_FIELDS = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features")
 """Beginnings of the lines of /proc/cpuinfo that decide which instructions a program may use."""
 
@@ -302,7 +302,7 @@ def kept_step(
     begin = time.monotonic()
     compiled = lowered.compile()
     if path is not None and time.monotonic() - begin >= STEP_SECONDS:
-        with contextlib.suppress(Exception), saving.running():  # some programs and versions cannot be serialised
+        with contextlib.suppress(Exception), saving.running():  # serialize fails for some programs and versions of JAX
             payload = serialize(compiled)[0]
             jax.block_until_ready(trial(open_(payload)))
             if write(path, payload):
@@ -311,7 +311,7 @@ def kept_step(
 
 
 def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, leaves: list[Any]) -> bool:
-    """Write a program to the disk. Return whether it is kept: if JAX's own cache is on, only if it loads and runs."""
+    """Write a program to the disk; if JAX's own cache is on, remove it unless it runs. Return whether it is kept."""
     try:
         executable: Any = compiled.runtime_executable()
         payload = executable.client.serialize_executable(executable)
@@ -331,7 +331,7 @@ def _keep(folder: Path, label: str, device: Any, compiled: jax.stages.Compiled, 
 
 def _folder(create: bool) -> Path | None:
     """Return the folder of kept programs; None if it is unsafe, keeping is turned off, or JAX has several processes."""
-    if jax.process_count() > 1:  # otherwise all processes would write to the same folder
+    if jax.process_count() > 1:  # several processes would write to the same folder
         return None
     try:
         return safe_folder(create)
@@ -358,7 +358,7 @@ def are_kept() -> bool:
 
 
 def _own(tree: Any) -> bool:
-    """Return whether all containers of a tree are built-in or jaxacct's. File names hash no code of other classes."""
+    """Return whether a tree's containers are all built-in or jaxacct's. File names do not hash other classes' code."""
     node = tree.node_data()
     kind = type(None) if node is None else node[0]
     ours = kind.__module__.partition(".")[0] in ("builtins", "jaxacct")
@@ -527,7 +527,8 @@ def cache_info() -> CacheInfo:
     """Return where compiled programs are kept, how large they are, and what this process has loaded and compiled.
 
     Programs are kept in ``$JAXACCT_CACHE_DIR``, else in ``jaxacct`` under ``$XDG_CACHE_HOME`` or ``~/.cache``.
-    If the variable is set and empty, none are kept. The folder must be this user's, and nobody else may write to it.
+    If ``$JAXACCT_CACHE_DIR`` is set and empty, none are kept. The folder must be this user's, and nobody else may
+    write to it.
 
     Returns
     -------

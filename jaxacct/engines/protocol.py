@@ -39,7 +39,7 @@ class MechanismQuestion(NamedTuple):
     effort: Effort = Effort(1e-4)
     engine: str = "auto"  # the name of the engine that the user wants, or "auto"
     hint: Any = None  # what a search knows about the answer (`contour.Hint`). It changes only the running time.
-    floor: Any = None  # a known lower bound of the final answer; an answer by parts below it is not refined
+    floor: Any = None  # a known lower bound of the final answer. If parts answer, a bracket below it is not refined.
     attacks: bool = False  # whether the engine also looks for attacks that raise the lower bound, which takes longer
 
 
@@ -88,17 +88,17 @@ class Engine(ABC):
 
 
 class MechanismEngine(ABC):
-    """A way to compute epsilon and delta of a mechanism whose parts do not suffice, in all directions of a relation."""
+    """A way to compute epsilon and delta in all directions of a relation, for mechanisms whose parts do not suffice."""
 
     name: ClassVar[str]
     cost: ClassVar[float] = 0.0  # engines of cost 0 come before engines of compositions, in order of registration
     classes: ClassVar[tuple[type[Mechanism], ...]]  # the classes of mechanisms that the engine may answer for
     steps: ClassVar[tuple[type[Mechanism], ...]] = ()
-    """If not empty, the engine is asked only if a composition has a step of these whose `ordinary()` is False."""
+    """If not empty, the engine is asked only if a step of one of these classes has an `ordinary()` that is False."""
     relations: ClassVar[tuple[str, ...]] = RELATIONS  # the engine is asked only under these relations
     if_engine_is_named: ClassVar[str] = "refuses"
     """What happens if a user names an engine of compositions. "refuses": InputError is raised. "stands back": the named
-    engine answers from the parts, which are a bound too. "answers": this engine answers, and may ask the named one."""
+    engine answers from the parts; its bounds are true. "answers": this engine answers, and may ask the named one."""
 
     def supports(self, question: MechanismQuestion) -> bool:
         """Return whether the engine answers this question. It is asked only about mechanisms of its `classes`."""

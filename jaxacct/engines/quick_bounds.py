@@ -114,8 +114,8 @@ def _sampled(
     sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndarray
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     s, root = 1.0 / sigma, np.sqrt(n)
-    # Tests on the sum of the outputs, divided by sigma sqrt(n). `low` is Chernoff's upper bound of log Pr[sum <= x] if
-    # the outputs are mixtures.
+    # Tests on S, the sum of the outputs divided by sigma sqrt(n). `low` is Chernoff's upper bound of log Pr[S <= x] if
+    # every output is drawn from the mixture.
     spread = np.sqrt(1.0 + q * (1.0 - q) * s * s)
     x = np.where(removing, root * q * s - DEVIATIONS * spread, DEVIATIONS)
     v = np.maximum(root * q * s - x, 0.0) / root
@@ -137,7 +137,7 @@ def _sampled(
     k = np.ceil(np.concatenate([expected - 6.0 * np.sqrt(expected), expected - 2.0 * np.sqrt(expected), zero + 1.0], 1))
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
-    # Test for add: no output exceeds (s - 4) sigma. A step that samples the record nearly always does, under Q.
+    # Test for add: no output exceeds (s - 4) sigma. Under Q, an output with the record nearly always exceeds that.
     none = n * np.log1p(-np.exp(np.minimum(_crude_tail(s - 4.0), -math.log(2.0)))) * (1.0 + LOG_ERROR)
     never = n * np.log1p(-q * (1.0 - 4e-5)) * (1.0 - LOG_ERROR)
     counts = [np.where(removing, above[0], none), np.where(removing, above[1], np.minimum(never, 0.0))]
