@@ -306,7 +306,7 @@ def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Ce
 def winning_ranks(law: Law, runs: int, *, seed: int = 0, progress: bool | None = False) -> np.ndarray:
     """Simulate `runs` selections.  For each winner return the probability that a fresh candidate scores above it.
 
-    The law of this probability, which is accurate near 0, is the same for all score functions without ties.
+    The law of this probability is the same for all score functions without ties.  Probabilities near 0 are accurate.
 
     Parameters
     ----------

@@ -29,12 +29,12 @@ from jaxacct.selection.base_profile import upper_hull
 from jaxacct.training import Plan
 
 FARTHEST_EPSILON = 50.0
-"""`claimed_lines` makes lines at epsilons from 0 to this, or to the epsilon with claimed delta 1e-15 if smaller."""
+"""`claimed_lines` makes lines at epsilons from 0 to min(this, e), where e is the epsilon with claimed delta 1e-15."""
 DOWN = 1.0 - 8.0 * ROUNDOFF
 """Factor that rounds a result of a few operations down."""
 Inverse = Callable[[np.ndarray], np.ndarray]
 """Function from y to a lower bound of inf{x : F(x) >= y}, infinite where y > 1. F is the claimed curve: an event of
-probability x without the record has at most probability F(x) with it."""
+probability x without the record has at most probability F(x) with the record."""
 GUESSED = ("both", "in")
 """With "both" an audit guesses that some canaries are in and that others are out. With "in" it guesses only "in"."""
 
@@ -124,9 +124,9 @@ def one_run(
     correct, guesses, canaries : array_like of whole numbers; correct <= guesses <= canaries.
     delta : array_like in [0, 1).  It may be left out if the claim is a Plan, which has a delta.  All arrays broadcast.
     confidence : float in (0, 1)
-    claim : a Plan claims the curve of one run, a mechanism or a Profile its own curve, a number mu > 0 mu-Gaussian DP.
-        The claim is about adding or removing one canary, or about replacing or zeroing one if its relation is
-        replace_one or zero_out.  A plan with data_dependent=True claims no curve, and is refused.
+    claim : a Plan claims the curve of one run, a mechanism or a Profile claims its own curve, and a positive number mu
+        claims mu-Gaussian DP.  The claim is about adding or removing one canary, or about replacing or zeroing one if
+        its relation is replace_one or zero_out.  A plan with data_dependent=True claims no curve, and is refused.
     guessed : {"both", "in"}; "in" if every guess says that a canary was in, and some coins are not guessed.  With a
         claim, "in" refutes more than "both".
 
@@ -322,7 +322,7 @@ def _sections(true: Callable[[np.ndarray], np.ndarray], low: float, high: float,
 
 
 class Lines(NamedTuple):
-    """Lines y <= intercept + slope x above the curve; x and y: any event's probability without and with the record."""
+    """Lines above the curve: y <= intercept + slope x. An event has probability x without the record and y with it."""
 
     intercept: np.ndarray
     slope: np.ndarray
@@ -363,14 +363,14 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
 
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Return epsilons, and upper bounds of a profile's delta at these epsilons."""
-    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # at larger eps delta < 1e-15, which is lost beside 1
+    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # lines at larger eps would be lower by 1e-15 at most
     # 257 epsilons are enough: between two of them the lines are too high by an error of second order in their distance
     epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)
     return epsilon, np.asarray(side.delta(epsilon).upper)
 
 
 def _lowest(intercept: np.ndarray, slope: np.ndarray) -> Lines:
-    """Return the lines that, for some y, give the largest lower bound (y - intercept)/slope of x (see `Lines`)."""
+    """Return the lines whose lower bound of x, (y - intercept)/slope, is the largest for some y (see `Lines`)."""
     steep, start = 1.0 / slope, -intercept / slope
     kept = upper_hull(steep, start)
     return Lines(intercept[kept], slope[kept], -np.diff(start[kept]) / np.diff(steep[kept]))

@@ -32,7 +32,7 @@ from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.mechanisms.base import require_mechanism, rows_in, take_rows
 
 FARTHEST = 30.0
-"""Largest magnitude of log(epsilon/target) at an end of the bracket that counts for the start of the search."""
+"""To choose the start of the search, log(epsilon/target) at the ends of the bracket is clipped to this magnitude."""
 LADDER = 1e-9, 1e9
 """Smallest and largest value that is tried where no bracket is given."""
 
@@ -55,7 +55,7 @@ def calibrate(
     The search looks for an `x` in `bracket` with `epsilon(mechanism(x), target_delta) <= target_epsilon`, as near as
     possible to the end of the bracket that protects less.  It evaluates both ends to find out which one that is.  The
     returned value was itself evaluated, so it meets the target.  If epsilon is monotone in x, every value that protects
-    less misses the target.  The library cannot see whether it is; the caller declares it with `monotone=True`.
+    less misses the target, up to `rtol`.  The library cannot see whether epsilon is monotone; `monotone=True` says so.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def search_mechanisms(
     whole: bool,
     closest: float = 1e-12,
 ) -> BestValues:
-    """Return each element's least protective value that meets the target, flat. `make` gets values for the batch."""
+    """Return each element's least protective value that meets the target, as flat arrays. `make` takes a full batch."""
     low, high = (end.reshape(-1).astype(np.float64) for end in limits)
     values, target = low.copy(), epsilon.reshape(-1)
     deltas, unbounded = delta.reshape(-1).copy(), np.zeros(low.size, bool)

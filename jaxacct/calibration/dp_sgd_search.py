@@ -1,4 +1,4 @@
-"""The goal of a search for one parameter of Poisson sampled DP-SGD, and estimates of x = log(value) where it starts.
+"""The goal of a search for one parameter of Poisson sampled DP-SGD, and estimates of x = log(value) to start from.
 
 Fast solves give the estimates, with delta by a plain or a split contour (engines/contour.py).
 """
@@ -47,7 +47,7 @@ PLAIN = contour.LADDER[:2]
 PLAIN_FOR_DELTA = contour.LADDER[:3]
 """As PLAIN, if delta is the target. The integrand decays slowly near eps = 0, and then needs more nodes."""
 NEARLY = 1.5
-"""Allowed ratio of needed nodes, an estimate, to a contour's nodes; on plain contours only if delta is the target."""
+"""Largest allowed ratio of needed nodes (estimated) to a contour's nodes; 1 on plain contours for a target epsilon."""
 RATE_RANGE = (1e-12, 1.0)
 """Smallest and largest sampling probability that are searched."""
 MAX_STEPS = 10**9
@@ -119,10 +119,11 @@ class Calibration:
         shown), or "infeasible_..." (`jaxacct.explain(status)` says what would help).
     ok : bool or array of bool; whether a value meets the target.
     best : bool or array of bool; whether the value is shown to be the best one, up to a relative distance
-        d = min(10 rtol, max(0.01, rtol)).  True needs an epsilon that is monotone in the value.  Also, either a value
-        that is less private by d misses the target, or epsilon is within rtol of the target and changes fast enough
-        with the value.  For an epsilon of kind "bound" the value is the best for that bound.  A risk as target takes
-        the place of epsilon.  False at "not_binding", unless the value is a sampling probability of 1.
+        d = min(10 rtol, max(0.01, rtol)).  `best` is True only if epsilon is monotone in the value.  In addition,
+        either a value that is less private by d must miss the target, or epsilon must be within rtol of the target and
+        change fast enough with the value.  For an epsilon of kind "bound" the value is the best for that bound.  If the
+        target is a risk, the same holds with the risk in place of epsilon.  At "not_binding" `best` is False, unless
+        the value is a sampling probability of 1.
     risk : Bounds of the risk at that value, or None where epsilon is the target.  `risk.upper` is at most the target
         wherever `ok`; elsewhere it is NaN.
     relation : neighbouring relation for which epsilon and the risk hold.
@@ -197,7 +198,7 @@ def checked(
     backend: str,
     more_shapes: dict[str, tuple[int, ...]] | None = None,
 ) -> tuple[Goal, dict[str, np.ndarray], tuple[int, ...]]:
-    """Return the goal (for a risk its epsilon and delta are 0), the target's numbers as flat arrays, and the shape."""
+    """Return the goal, the target's flat numbers, and the shape. For a risk, the goal's epsilon and delta are 0."""
     refuse_tracers(f"ja.calibrate_{unknown}", "jaxacct.kernels.calibration", **target, **known)
     chosen = options(relation=relation, rtol=rtol, backend=backend, least_rtol=LEAST_RTOL)
     numbers = {name: check(name, value, RULES[name]) for name, value in (target | known).items()}
@@ -428,8 +429,9 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
 
 
 def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float) -> tuple[np.ndarray, np.ndarray]:
-    """Move x to the solution of `steps * (a step's delta) = target` if it protects more; return x, d log delta/dx."""
-    # the run's delta is at least about this product, so an x that protects less than the solution misses the target
+    """Move x to the root of `steps * (a step's delta) = target` if the root protects more; return x, d log delta/dx."""
+    # Away from eps = 0 the run's delta is about `steps * (a step's delta)` or more. So an x that protects less than the
+    # root misses the target.
     from jaxacct.engines import closed_form  # imports SciPy, which is slow, so only where a row needs it
 
     def residual(x: np.ndarray) -> np.ndarray:

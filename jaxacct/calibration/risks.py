@@ -1,4 +1,4 @@
-"""Calibrates DP-SGD to a risk: finds the parameter that protects just enough for no attack to succeed too often.
+"""Calibrates DP-SGD to a risk: finds the least protective parameter with which the risk is at most its target.
 
 A risk other than mu meets its target if delta at one eps is small enough.  A true-positive rate is at most
 `delta(eps) + e^eps fpr` for every eps; the *best eps* has the least such bound.  mu of Gaussian DP must hold where both
@@ -56,8 +56,9 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE
 
 LOWER_ENDS = (0.02, 1e-4), (0.1, 1e-3)
-"""Two attempts at a lower bound of a true-positive rate, some 0.05 % and 1 % below it. Each is a pair: the distance
-between the three eps at which delta is evaluated, in standard deviations of the loss, and the rtol of delta."""
+"""Two attempts at a lower bound of a true-positive rate. The bounds are about 0.05 % and 1 % below the rate. An attempt
+is a pair: the step between the three eps at which delta is evaluated, in standard deviations of the loss, and the rtol
+of delta."""
 Risk = tuple[BestValues, np.ndarray, np.ndarray]
 """The best values, the risk at them (lower bounds, estimates and upper bounds, (3, n)), the eps that shows the risk."""
 
@@ -82,7 +83,7 @@ def calibrated_to_risk(
 
 
 def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
-    """Return the least protective value whose certified delta is at most the goal's. `solved` gives earlier noises."""
+    """Return the least protective value whose certified delta is at most the goal's. `solved` gives starting noises."""
     goal = goal._replace(hint=no_hint(goal.delta.size))
     effort = account.effort_of_search(goal.rtol)
 
@@ -299,7 +300,7 @@ def _at_rate(goal: Goal, epsilon: np.ndarray, rate: np.ndarray, fpr: np.ndarray)
 
 ATTEMPTS = ((8, TOLERANCE), (14, TOLERANCE), (14, 1e-11))
 """For each contour size in PLAIN_FOR_DELTA: the number of steps that the kernel takes, and the size of the terms that
-the contour may cut off, relative to an approximate delta, which is poor in the rows that get to the last pair."""
+the contour may cut off, relative to an estimate of delta. The estimate is poor in rows that get to the last pair."""
 
 
 @np.errstate(all="ignore")  # guesses that are NaN are not used
@@ -334,8 +335,8 @@ def _by_contour(
         static = {"points": rung.points, "count": rung.nodes, "steps": steps_there}
         at, x, moved, off, slope, need = evaluate(calibration.solve_rate, part, rows.size, rung.chunk, **static)
         fits, last = need <= NEARLY * rung.nodes, step == len(ATTEMPTS) - 1
-        # `moved` is the saddle point c times the last step of eps, which changes the noise by about `moved` squared. On
-        # the last rung up to 25 times its nodes may be needed, since the terms cut off hardly change eps.
+        # `moved` is the saddle point c times the last step of eps. The step changes the noise by about `moved` squared.
+        # On the last rung a row may need up to 25 times the rung's nodes, since the terms cut off hardly change eps.
         good = (moved < 0.01) & (fits | (last & (need <= 25.0 * rung.nodes))) & np.isfinite(at)
         # at an end of the range of eps or x, a small last step does not show that the row is solved
         inside = at < np.log(rate[rows] / fpr[rows]) + 2.0 * np.log(calibration.LARGEST_SHARE)
@@ -479,7 +480,8 @@ def by_tangents(
     The relation must have both directions, so that delta is the same if the two data sets are exchanged.
     """
     near = three_places(place, KNOWN_WIDTH)
-    # The largest mu is usually needed at the rate `floor`, so the tangents' distances from its best eps grow as 1, 4, 9
+    # The rate `floor` usually needs the largest mu, so the tangents are densest at the best eps of `floor`.
+    # The tangents' distances from this eps grow as 1, 4, 9.
     below = 1.0 - np.linspace(1.0, 0.0, times * BELOW + 1)[:-1] ** 2
     above = 1.0 + FARTHEST * np.linspace(0.0, 1.0, times * ABOVE + 1)[1:] ** 2
     epsilon = np.concatenate([place.epsilon * np.append(below, above)[:, None], near])

@@ -28,7 +28,7 @@ LARGEST_EXCESS = 8.0
 WIDE = 0.1
 """A bracket of epsilon is wide above this relative width: near values cannot be told apart, so a search ends sooner."""
 ROUGH_EFFORTS = Effort(0.3, 2**25, in_search=True), Effort(2.5e-3, 2**27, in_search=True)
-"""Efforts of the brackets that start a search; their memory allows lattices of 2^15 or 2^16 nodes, and of 2^18."""
+"""The two efforts that start a search. The first has memory for lattices of 2^15 or 2^16 nodes, the second for 2^18."""
 HOPELESS = 0.05
 """If a bracket is wider than this, relatively, after the last of ROUGH_EFFORTS, no effort leads to a narrow bracket."""
 AT_LIMIT = 1e-12
@@ -105,7 +105,7 @@ class BestValues(NamedTuple):
 
 
 def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> BestValues:
-    """Return each row's least protective value that holds. `start` gets the rows that limits do not settle, once."""
+    """Return each row's least protective value that holds. `start` is called once, for rows that no limit settles."""
     size, own = search.target.size, search.evaluate
     found, missed, steep = _nothing_yet(size), np.full(size, np.nan), np.zeros(size, bool)
 
@@ -136,14 +136,14 @@ def certified_search(search: Search, start: Callable[[np.ndarray], Start]) -> Be
 
 
 def _nothing_yet(size: int) -> BestValues:
-    """Return the result of `size` rows of which no value is known."""
+    """Return the result of `size` rows before any value is known."""
     value, low, middle, high = (np.full(size, np.nan) for _ in range(4))
     status, kind, word, engine = (np.full(size, x, dtype="<U28") for x in ("infeasible", "certified", "infeasible", ""))
     return BestValues(value, status, low, middle, high, kind, word, engine, np.zeros(size, bool))
 
 
 def _approached(search: Search, rows: np.ndarray, begin: Start) -> tuple[Start, Search]:
-    """Return a start nearer to the solutions, by ROUGH_EFFORTS in turn, and the search that goes on from there."""
+    """Search with each of ROUGH_EFFORTS. Return a start nearer to the solutions, and the search to run from there."""
     narrow, target = search.evaluate, search.target
     hopeless, guessed = np.zeros(target.size, bool), np.zeros(target.size, bool)
     known: dict[tuple[Effort, bytes, bytes], Bounds] = {}
@@ -174,7 +174,7 @@ def _approached(search: Search, rows: np.ndarray, begin: Start) -> tuple[Start, 
 
     left = np.flatnonzero(~begin.solved)
     for effort in ROUGH_EFFORTS if left.size else ():
-        # a row is finished once its epsilon is within a quarter of the effort's rtol of the target, on either side
+        # a row is finished once |epsilon/target - 1| is at most about 0.25 times the effort's rtol
         above = 1.0 + 0.25 * effort.rtol
         rough = search._replace(evaluate=partial(steering, effort=effort), rtol=effort.rtol, target=target * above)
         some = Start(*(column[left] for column in begin))
@@ -193,10 +193,11 @@ def _lower_end(found: Bounds | BestValues) -> np.ndarray:
 
 
 def _judged(search: Search, found: BestValues, missed: np.ndarray, steep: np.ndarray) -> None:
-    """Write the status of each value that meets the target, and whether brackets show that it is the best value.
+    """Write the status of each value that meets the target, and whether brackets show that this value is the best.
 
-    It is the best if the lower end of epsilon exceeds the target at a value that protects slightly less, or if its own
-    epsilon is within rtol of the target at both ends and changes fast enough with the value (`steep`).
+    A value is the best if the lower end of epsilon exceeds the target at another value, which protects slightly less.
+    A value is also the best if both ends of its epsilon are within rtol of the target and epsilon changes fast enough
+    with the value (`steep`).
     """
     apart = max(least_apart(search.rtol), search.closest)
     bolder = np.where(search.falls, -1.0, 1.0)
@@ -418,7 +419,7 @@ def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: n
         n = np.where(bracketed, np.floor(0.5 * (holds_at + fails_at)), np.clip(outwards, low, high))
         # log(epsilon) is interpolated only where `holds_at` and `fails_at` differ by more than a factor of 2
         far = np.maximum(holds_at, fails_at) > 2.0 * np.minimum(holds_at, fails_at)
-        # one turn of three bisects, since interpolation of log(epsilon) in log(n) may make little progress
+        # every third turn bisects, since interpolation of log(epsilon) in log(n) may make little progress
         if turn % 3:
             with np.errstate(divide="ignore", invalid="ignore"):
                 share = holds_excess / (holds_excess - fails_excess)

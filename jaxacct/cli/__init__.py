@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxacct.core.validation import InputError
 
         try:
-            files.join(options)  # connects a distributed sweep, which JAX allows only before it lists its devices
+            files.join(options)  # connects a distributed sweep; JAX allows this only before it lists its devices
             with warnings.catch_warnings():
                 warnings.showwarning = _shown(command, warnings.showwarning)
                 status = run(options)
