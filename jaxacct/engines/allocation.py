@@ -47,7 +47,7 @@ SMALL = 1e-8
 
 
 def delta(sigma: np.ndarray, slots: np.ndarray, eps: np.ndarray, direction: str | None) -> Answer:
-    """Return brackets of delta at eps >= 0, (B,). Without a `direction`, it is the larger delta of the two."""
+    """Return brackets of delta at eps >= 0, (B,). `direction` None means the direction with the larger delta."""
 
     def solved(sigma: np.ndarray, t: np.ndarray, eps: np.ndarray) -> np.ndarray:
         worst = _delta_block(SIGNS[direction or "remove"], sigma, t, eps)
@@ -68,7 +68,7 @@ def epsilon(
     direction: str | None,
     rtol: float = 1e-4,
 ) -> Answer:
-    """Return brackets of inf {eps >= 0 : delta(eps) <= delta}, (B,). Without a `direction`, the larger of the two."""
+    """Return brackets of epsilon at `delta`, (B,). `direction` None means the direction with the larger epsilon."""
 
     def solved(sigma: np.ndarray, slots: np.ndarray, delta: np.ndarray) -> np.ndarray:
         first = _epsilon_block(SIGNS[direction or "remove"], sigma, slots, delta, rtol=rtol)
@@ -122,7 +122,7 @@ def _delta_block(sign: float, sigma: np.ndarray, t: np.ndarray, eps: np.ndarray)
 
 
 def _intersect(low: np.ndarray, high: np.ndarray, rows: np.ndarray, least: np.ndarray, most: np.ndarray) -> np.ndarray:
-    """Intersect brackets of `rows` in place with [least, most] where the two overlap. Return the mask of these rows."""
+    """Intersect each bracket of `rows` with [least, most], in place, if they overlap. Return the mask of overlaps."""
     agree = (least <= high[rows]) & (most >= low[rows])
     low[rows] = np.where(agree, np.fmax(low[rows], least), low[rows])
     high[rows] = np.where(agree, np.fmin(high[rows], most), high[rows])
@@ -294,7 +294,7 @@ def _newton(
     contour: Contour,
     eps: np.ndarray,
     delta: np.ndarray,
-    low: np.ndarray,  # [low, high] brackets epsilon; the brackets of delta at the first and the last eps narrow it
+    low: np.ndarray,  # [low, high] brackets epsilon; every bracket of delta found here may narrow [low, high]
     high: np.ndarray,
     floor: np.ndarray,
     narrow: float,
@@ -337,7 +337,7 @@ def _newton(
 def _ends(
     contour: Contour, eps: np.ndarray, value: Value, delta: np.ndarray, floor: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (lower, upper) bounds of epsilon, each proved by the bracket of delta there; 0 or inf without a proof."""
+    """Return (lower, upper) bounds of epsilon, each proved by delta's bracket at that bound; 0 or inf if unproved."""
     below, above = np.zeros_like(eps), np.where((eps == 0.0) & (value.upper <= delta), 0.0, np.inf)
     for widen in (1.0, 4.0, 64.0, 4096.0):
         margin = widen * (1e-15 * eps + 4.0 * ROUNDOFF * delta / value.slope)

@@ -2,8 +2,8 @@
 
 The two agree to rounding, not to the last bit. So a whole job runs on one backend, fixed before it begins (`job`). XLA
 is faster for large jobs and on accelerators. For XLA a batch is cut into chunks of one fixed shape, which run on every
-core or device. So the number of devices changes no bit of a result. It would if XLA divided one program among devices,
-since it fuses operations differently then. The size of NumPy's chunks changes no bit either.
+core or device. So the number of devices changes no bit of a result. If XLA divided one program among devices, bits
+would change, since XLA then fuses operations differently. The size of NumPy's chunks changes no bit either.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _suits(size: int, selections: bool = False) -> bool:
     most = NUMPY_MOST_SELECTIONS if selections else NUMPY_MOST
     if size > most or device.platform != "cpu" or not _holds():
         return False
-    # if `jaxacct warm` has stored programs (none of selections), XLA is faster from 1,500 configurations on
+    # above 1,500 configurations XLA is faster if `jaxacct warm` has stored programs; it stores none for selections
     return selections or size <= 1_500 or not programs.are_kept()
 
 
@@ -143,7 +143,7 @@ def _joined(piece: Callable[[int], list[Any]], starts: range, workers: int) -> l
 
 
 def in_chunks(compiled: Run, chunk: int, arguments: Any, size: int) -> list[np.ndarray]:
-    """Run a compiled program on chunks of a batch, of which the last is padded, on this process's devices in turn."""
+    """Run a compiled program on chunks of a batch, on this process's devices in turn. The last chunk is padded."""
     each = devices.local()
     leaves, tree = jax.tree.flatten(arguments)
 
@@ -169,7 +169,7 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 class Compiled:
     """A function of pytrees, compiled by XLA for each shape and device. It returns leaves. Threads may call it at once.
 
-    The label and the digest of jaxacct's source files identify a program on the disk.
+    A program on the disk is identified by label, source files, versions, machine and settings (`programs.path_of`).
     """
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:

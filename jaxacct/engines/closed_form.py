@@ -32,7 +32,7 @@ from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 
 LEAST_GAP = 1e-300
-"""Differences of Mills ratios, deltas, and slopes are raised to at least this, to keep logs and quotients finite."""
+"""Deltas, slopes, and differences of Mills ratios are raised to at least this, to keep logs and quotients finite."""
 LEAST_EPSILON = 2.0**-1060
 """Bisection raises the lower end of its interval to this subnormal number before it takes the ends' geometric mean."""
 ROUNDOFF_OF_LOG = 4096.0 * ROUNDOFF
@@ -117,7 +117,7 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
     """Return the bracket of delta at eps."""
     with np.errstate(invalid="ignore", over="ignore"):
         value, _, error = log_delta(mu, epsilon)
-        # Where rounding makes the bracket useless, use delta <= e^{-a^2/2}/2, which holds as `a` is rounded down.
+        # Where rounding makes the bracket useless, use delta <= e^{-a^2/2}/2. It holds because `a` is rounded down.
         a = epsilon / mu - 0.5 * mu - 16.0 * ROUNDOFF * (epsilon / mu + mu)
         most = np.where(a > 0.0, np.maximum(0.5 * np.exp(-0.5 * a * a) * (1.0 + 1e-9), contour.LEAST_DELTA), 1.0)
     low, middle, high = _exponentials(value, error)
@@ -275,7 +275,7 @@ def _by_bisection(
 
 
 class Atoms(NamedTuple):
-    """The A finite losses of one step in each of B rows, and their masses: pairs (lower, upper) of bounds, (B, A)."""
+    """Finite losses of one step and their masses: pairs (lower, upper) of bounds, (B, A) for B rows and A losses."""
 
     loss: tuple[np.ndarray, np.ndarray]
     mass: tuple[np.ndarray, np.ndarray]

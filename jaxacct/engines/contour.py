@@ -38,7 +38,7 @@ class Rung(NamedTuple):
 TOLERANCE = 1e-8
 """Default limit on the aliases of a contour and on the terms that it cuts off, relative to delta."""
 ROUNDING = 600.0 * ROUNDOFF
-"""About the width that the rounding of one step gives a bracket of log delta; no narrower brackets are sought."""
+"""Rounding makes a bracket of log delta about n * ROUNDING wide in n steps, so refining may end at that width."""
 LEAST_DELTA = 1e-305
 """An upper bound of delta that is not 0 is raised to at least this value, because exp underflows a little below it."""
 LOWEST_LOG_DELTA = -700.0
@@ -146,7 +146,7 @@ def _climb(
     question: Question,
     known: Reach,
     values: tuple[np.ndarray, ...],  # (eps,), or (lower, upper) bounds of the given log delta
-    floor: np.ndarray,  # a known lower bound of the final answer, or -inf
+    floor: np.ndarray,  # a known lower bound of the largest answer of all directions, or -inf
     ceiling: np.ndarray,  # a known upper bound of the answer
     enough: np.ndarray,  # a row is finished once its upper bound is at most this
 ) -> Answer:
@@ -210,7 +210,7 @@ def _climb(
 
 
 def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width: float, tolerance: float) -> Answer:
-    """Return brackets as `delta_along` does, for eps of a row at most about a standard deviation of the loss apart."""
+    """Return brackets as `delta_along` does. A row's eps should span at most about a standard deviation of the loss."""
     middle = 0.5 * (np.min(epsilon, axis=1) + np.max(epsilon, axis=1))
     both, widths = np.ones(epsilon.shape, bool), np.full(epsilon.shape, width)
     return delta_along(parts, middle, epsilon, floor, widths, both, tolerance, along=False)
@@ -218,7 +218,7 @@ def delta_about(parts: Components, epsilon: np.ndarray, floor: np.ndarray, width
 
 def delta_along(
     parts: Components,
-    place: np.ndarray,  # (B,), the eps for which the contour is placed; far from it aliases leave no useful lower bound
+    place: np.ndarray,  # (B,), the eps for which the contour is placed; far from it, aliases spoil the lower bound
     epsilon: np.ndarray,  # (B, K), at least 0 and ascending
     floor: np.ndarray,  # (B, K), a bracket whose upper bound is at most this is not refined
     width: np.ndarray,  # (B, K), relative width at which a bracket is narrow enough
@@ -226,7 +226,7 @@ def delta_along(
     tolerance: float,  # size of aliases and cut-off terms, relative to delta
     along: bool = True,  # False for `delta_about`, which also climbs to the split rungs
 ) -> Answer:
-    """Return brackets of delta without the mass at infinity at many eps, by one contour a row; [0, 1] if it fails."""
+    """Bracket delta, less the mass at infinity, at each row's K eps by one contour; [0, 1] where the contour fails."""
 
     # For `along`, finer rungs are left out: on them, one contour for many eps takes as long as one contour per eps.
     rungs = PLAIN[:5] if along else LADDER
@@ -277,7 +277,7 @@ def delta_along(
 def _agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the brackets, but [0, 1] for each that `quick_bounds` contradicts (without `each`, for its whole row)."""
+    """Put [0, 1] for brackets that `quick_bounds` contradicts. If not `each`, test 3 a row, and replace whole rows."""
     columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))
     at = epsilon[:, columns]

@@ -18,14 +18,14 @@ from jaxacct.core import progress
 from jaxacct.core.validation import InputError
 
 CLOSE_UNITS = 4.0
-"""Largest relative difference, in units of 2^-52, of float64 results from NumPy's. Pairs of float32 differ by more."""
+"""Results in float64 may differ from NumPy's by this many units of 2^-52, relatively. Pairs of float32 differ more."""
 WORDS = 120
 """Number of characters that are shown of a device's error message."""
 
 
 @contextlib.contextmanager
 def double_precision() -> Iterator[None]:
-    """Turn on float64 in the block, on the device that `certifying` returns. If it is None, functions of JAX raise."""
+    """Run the block with float64 on the device of `certifying`. If that device is None, JAX's functions fail."""
     device = certifying()
     with contextlib.ExitStack() as settings:
         settings.enter_context(jax.enable_x64())

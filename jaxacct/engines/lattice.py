@@ -24,7 +24,7 @@ LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
 QUICK = 2**18
 """Lattices longer than this are made only while the bracket is wider than `Case.enough`."""
 NARROW = 2e-4
-"""A row gets no lattice longer than QUICK if even the longest leaves a bracket wider than NARROW and `Case.enough`."""
+"""No lattice longer than QUICK is made if even the longest would leave a bracket wider than NARROW and `enough`."""
 SAYS_NOTHING = 0.9
 """A bracket of at least this relative width is useless: its lower bound is far too low, or its upper bound is inf."""
 STALLED = 0.5
@@ -34,8 +34,8 @@ ATTEMPTS = 3
 PAIR_LENGTHS = tuple(2**k for k in range(12, 21))
 """Lengths of lattices for a mechanism that is only known to lie between two pairs of distributions."""
 UNDERFLOW = 1e-300
-"""Upper bound of what the sum for delta loses by underflow. At most 2^22 terms lose at most 2.3e-308 each. A factor
-multiplies sum + UNDERFLOW. If it is lowered to e^700, the product still bounds delta, since e^700 UNDERFLOW > 1."""
+"""Upper bound of what the sum for delta loses by underflow. At most 2^22 terms lose at most 2.3e-308 each. `evaluate`
+multiplies sum + UNDERFLOW by `scale`. If `scale` is lowered to e^700, the product is above 1 and still bounds delta."""
 LARGEST_EXPONENT = 700.0
 """An exponent above this number is lowered to it, because e^710 exceeds float64's range."""
 LOST_MASS = 1e-290
@@ -73,7 +73,7 @@ class Case(NamedTuple):
         return self.above is not self.below
 
     def pieces(self, cut: float) -> Case:
-        """Return the case with finite laws of more atoms and fewer steps. A mass of at most e^cut is left out."""
+        """Return the case with finite laws convolved into fewer steps of more atoms, less a mass of at most e^cut."""
         most = 2**14 if self.two() else lattice_parts.MOST_PAIRS  # largest number of pairs of atoms in a convolution
 
         def of(laws: list[LatticePart]) -> list[LatticePart]:
@@ -179,7 +179,7 @@ def _alike(rows: Sequence[int], epsilon: np.ndarray, *pairs: Components) -> list
 
 
 def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
-    """Return bounds of delta at ascending eps. A composition for one eps serves all near it with narrow brackets."""
+    """Return bounds of delta at ascending eps. One composition serves the nearby eps whose brackets are narrow."""
     found = [(0.0, 1.0)] * len(epsilon)
     left = [range(len(epsilon))]
     while left:
@@ -238,9 +238,9 @@ def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:
 
 
 def _next_length(case: Case, tried: list[tuple[int, float]], needed: int | None = None) -> int:
-    """Return the length of the next lattice, 0 if none follows. `tried`: (length, relative width) of each so far."""
+    """Return the next lattice's length, or 0 to stop. `tried`: (length, relative bracket width) of past lattices."""
     known = fitting(case)
-    if case.two():  # `needed` suffices by the latest plan; a longer one is tried only if the bracket has no upper end
+    if case.two():  # if `needed` is given, a longer lattice than that is tried only while the bracket has no upper end
         last, width = tried[-1] if tried else (0, np.inf)
         least = next((n for n in known if n >= (needed or 0)), known[-1])
         if last < least:
@@ -420,7 +420,7 @@ def plan_for(laws: list[LatticePart], eps: float | None, log_delta: float, share
 
 
 def unresolved(laws: list[LatticePart], plan: LatticePlan, length: int) -> bool:
-    """Return whether rounding narrow laws up raises the mean of the composed loss by more than max(eps, spacing)."""
+    """Return whether narrow laws, rounded up, raise the mean of the composed loss by more than max(eps, spacing)."""
     step = (plan.top - plan.bottom) / length
     moved = 0.0
     for law in laws:
@@ -492,7 +492,7 @@ def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:
 def _steps(
     laws: list[LatticePart], extents: list[list[tuple[float, float]]], plan: LatticePlan, length: int
 ) -> tuple[float, float]:
-    """Return the spacings of the lower and the upper side. With either, `length` nodes cover every law's extent."""
+    """Return the spacings of the lower and the upper side. With `length` nodes, both cover every law's extent."""
     margin = 1.0 + 8.0 / length
     widest = max(1.01 * (high - low) for each in extents for low, high in each)
     span = max(plan.top - plan.bottom, widest) * margin
@@ -616,7 +616,7 @@ def crossing(
             blind = at
         else:
             high, known = at, value > 0.0 and not side.upper
-            # The error of a bound below -target exceeds the target, so the search may end at a relative width of 1e-3.
+            # A bound below -target has an error above the target, so the search may end at a relative width of 1e-3.
             wide = 1e-3 * at if value < -target else 2.0 * tolerance
         if value <= 0.0 and low == 0.0 and not known:
             if evaluate(side, tolerance) <= target:

@@ -21,15 +21,15 @@ from jaxacct.kernels.contour.gaussian_errors import FINITE_LOSS_ERROR
 from jaxacct.kernels.lattice_laws import Cells
 
 MOST_PAIRS = 2**17
-"""Largest number of pairs of atoms when two finite laws are convolved. Sorting so many sums takes some 10 ms."""
+"""Largest number of pairs of atoms when two finite laws are convolved. Sorting so many sums takes about 10 ms."""
 CUT_SHARE = 1e-6
-"""Each of the two ends cut off a finite law has at most this share of the mass that may be left out."""
+"""Finite laws are cut at both ends. Either cut removes at most this share of the mass that may be left out."""
 UNDERFLOW = 1e-307
 """Upper bound of what a product of masses loses by underflow."""
 LOSS_UNITS = 128.0
-"""Bound of the relative error of a finite law's loss, in units of ROUNDOFF. Losses of `FiniteOutput` need 16. A
-mechanism without `FinitePair.excess` whose losses need 4 without sampling needs `16 + 4 (1 + 1.45 |log q|)` if sampled
-at a rate q >= 1e-8 (mechanisms/README.md, "Rounding of finite laws")."""
+"""Bound of the relative error of a finite law's loss, in units of ROUNDOFF. Losses of `FiniteOutput` need 16. If
+a mechanism without `FinitePair.excess` has losses that need 4, then its losses at a sampling rate q >= 1e-8 need
+`16 + 4 (1 + 1.45 |log q|)` (mechanisms/README.md, "Rounding of finite laws")."""
 SUM_ROUNDING = 1e-8
 """Rounding may move a sum of masses away from 1 by at most this number. For 2^22 masses 5e-10 would do."""
 
