@@ -84,7 +84,7 @@ class Row:
 
     @property
     def refuted(self) -> tuple[Claim, ...]:
-        """Claims below the lower bound. They are wrong, at the bound's confidence, if both sides' conditions hold."""
+        """Claims below the bound. It refutes them at its confidence, if the conditions of bound and claim hold."""
         return tuple(claim for claim in self.claims if self.found.epsilon > claim.epsilon)
 
 
