@@ -349,10 +349,11 @@ def _path(cells: Cells, windows: Windows, y: Array, local: Array) -> Array:
         here = np.exp(s * at - 0.5 * s * s) * _one_over_t(cells)
         most = np.minimum(STEEPEST, y[:, None] * s * here * blur[:, None])
         away = np.abs(u - at) / blur[:, None]
-        # A cell's bound takes the larger Im u of its two edges. `near` is the smaller of two distances from the
-        # window, in widths: that of the edge and that of the next edge (for the last edge, that of the edge before).
+        # A cell's bound takes the larger Im u of its two edges. `near` is the least distance of an edge and its two
+        # neighbours from the window, in widths.
         near = away.copy()
-        near[:, 1:], near[:, :-1] = np.minimum(near[:, 1:], away[:, :-1]), np.minimum(near[:, :-1], away[:, 1:])
+        near[:, 1:] = np.minimum(near[:, 1:], away[:, :-1])
+        near[:, :-1] = np.minimum(near[:, :-1], away[:, 1:])
         # `far` caps Im u. At edges far from the window, the window's Phi is then within e^-40 of 0 or 1.
         far = np.sqrt(np.maximum(near * near - 80.0, most * most))
         shift = np.minimum(most + np.maximum(near - STEEPEST, 0.0), far)
