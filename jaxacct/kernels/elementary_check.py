@@ -34,7 +34,7 @@ VALUES: dict[str, tuple[Callable[..., np.ndarray], float]] = {
     "logaddexp": (np.logaddexp, COMPOUND_UNITS),
     "erfc": (lambda x: erfc(np, x), SIMPLE_UNITS),
 }
-"""Maps a name to a function as kernels call it and its allowed error in units of 2^-53. `units_of` raises some."""
+"""Maps a name to (function as kernels call it, allowed error in units of 2^-53). `units_of` raises two of these."""
 ROTATION = 4096
 """Length of the FFT that is checked."""
 
@@ -83,7 +83,7 @@ def _table() -> dict[str, np.ndarray]:
 
 
 def _is_inaccurate(name: str, function: Callable[..., np.ndarray]) -> bool:
-    """Return whether a value is farther from the table than the model allows, less the table's own error, 2^-53."""
+    """Return whether a value is off by more than the model allows minus 2^-53, the relative error of the table."""
     *arguments, value = _table()[name].T
     with np.errstate(all="ignore"):
         allowed = np.maximum(units_of(name, arguments, value) - 1.0, 1.0) * ROUNDOFF * np.abs(value)

@@ -114,7 +114,7 @@ def _power(x: Any, degree: int) -> Any:
 
 def _sum_of_powers(x: Any, before: Any, degree: int) -> Any:
     """Return `s_n = sum_i x^i b^{n-1-i} = (x^n - b^n)/(x - b)`, n = `degree` and b = `before`, without subtractions."""
-    # s_2m = s_m (x^m + b^m) and s_{2m+1} = x s_2m + b^2m, from the leading bit of n
+    # The bits of n, from the leading bit on, select s_2m = s_m (x^m + b^m) or s_{2m+1} = x s_2m + b^2m.
     total, x_power, before_power = np.zeros_like(x * before), np.ones_like(x * before), np.ones_like(x * before)
     for bit in bin(degree)[2:]:
         total = total * (x_power + before_power)

@@ -18,9 +18,9 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, namespace
 
 REACH = 38.0
-"""The grid's reach about each mode of P, in standard deviations. A tail beyond, <= 2.9e-316, may underflow anyway."""
+"""Largest distance of the grid to the nearest mode of P, in standard deviations. Tails beyond, <= 2.9e-316, are cut."""
 PANELS = 4096
-"""Number of quadrature panels about the modes, before nodes divide them. Their errors are below rounding errors."""
+"""Number of quadrature panels around P's modes, before nodes divide them. A panel's error is below rounding errors."""
 QUADRATURE_ORDER = 5
 """Number of Gauss-Legendre points on each panel."""
 NARROW_ORDER = 2
@@ -119,7 +119,7 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
 
 
 class Cells(NamedTuple):
-    """Cells of a lattice with N nodes. Entry k is the cell between nodes k and k + 1, and the last entry no cell."""
+    """Cells of a lattice with N nodes. Entry k is the cell between nodes k and k + 1. Entry N - 1 is not a cell."""
 
     low: Array  # (N,) hat mass at the cell's node of lower loss
     high: Array  # (N,) hat mass at the cell's node of higher loss
@@ -145,7 +145,7 @@ class Cells(NamedTuple):
 
 
 def gaussian_nodes(sigma: Array, q: Array, shift: Array, step: Array, nodes: int) -> Array:
-    """Return outputs k, (nodes,), in units of sigma, of log likelihood ratio log(1 - q) + shift + k step; 0 < q < 1."""
+    """Return (nodes,) outputs in units of sigma, with log likelihood ratios log(1 - q) + shift + k step, 0 < q < 1."""
     xp = namespace(sigma, q, shift, step)
     rise = shift + step * xp.arange(nodes)
     y = log1p(-q) - xp.log(q) + rise + xp.log(-xp.expm1(-rise))  # -inf where `rise` is 0
@@ -213,14 +213,14 @@ def gaussian_cells(
     low, high, crude = low * scale, high * scale, xp.zeros_like(width)
     spared = fine
     if xp is not np or np.any(used & ~fine):
-        # A distance from the mode is off by some roundoffs of the mode, the log density by up to REACH times that.
+        # A distance from the mode is off by a few roundoffs times the mode, the log density by up to REACH times more.
         rounding = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
         rounding = xp.maximum(rounding, 0.0)
         density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
         crude = xp.where(used & ~fine, width * density * rounding, 0.0)
         far, share = xp.exp(-to_right), lift_right - lift_left - to_right
         alone = 1.2 * (_quadrature_error(centre, half, 0.0, QUADRATURE_ORDER) + 3.0 * far) + units
-        # The panels in `spared` lack an error bound for `high`, but their right node gets below e^-34 of their mass.
+        # The panels in `spared` lack an error bound for `high`. Their right node gets less than e^-34 of their mass.
         # The left node still gets `low`. The right node gets its share of the crude bound of the panel's mass.
         spared = (crude > 0) & upper & (xp.maximum(share, -to_right) < -34.0) & (alone < LARGEST_ETA)
         spared = spared & xp.isfinite(low)
@@ -344,7 +344,7 @@ def upper_masses(cells: Cells, atoms: Array) -> Array:
 
 
 def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Array) -> Array:
-    """Return masses, (N,), dominated by `cells` and by `atoms`, masses on nodes. `cancelled` removes negative ones."""
+    """Return masses, (N,), dominated by `cells` plus the masses `atoms` on nodes. `cancelled` removes negative ones."""
     xp = namespace(*cells, atoms, step, first, last)
     index = xp.arange(atoms.shape[0])
     open_cell = (index >= first) & (index < last)
@@ -371,9 +371,9 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
 
 
 def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
-    """Set each negative mass to 0, and take as much from masses of higher loss. Return (new masses, missing P-mass)."""
-    # This lowers the mean of every payoff that rises with the loss. The missing P-mass, which masses of higher loss
-    # cannot cover, raises the mean of a payoff of at most 1 by at most itself.
+    """Set negative masses to 0, and deduct as much P-mass at higher losses. Return (new masses, missing P-mass)."""
+    # Deducting lowers the mean of every payoff that rises with the loss. The missing P-mass m, for which masses of
+    # higher loss do not suffice, raises the mean of a payoff of at most 1 by at most m.
     if not np.any(jump < 0.0):
         return jump, 0.0
     mass = _above_zero(jump.copy(), step)

@@ -395,7 +395,7 @@ def delta(law: LossLaw, eps: Array, start: Start, log_tol: Array, points: int, c
 def delta_about(
     law: LossLaw, eps: Array, around: Array, start: Start, log_tol: Array, points: int, count: int, rounds: int
 ) -> Bracketed:
-    """Bracket log delta at the K values `around` of eps, on one contour for `eps`, near which brackets are narrow."""
+    """Bracket log delta at the K eps in `around` on a contour for `eps`. Brackets far from `eps` are wide."""
     xp = namespace(law.gauss_n, eps)
     found, _ = _placed(law, eps, start, log_tol, points, count, rounds)
     many = xp.moveaxis(around, -1, 0)
@@ -421,7 +421,7 @@ def _placed(
 
 
 def _at(law: LossLaw, found: _Round, eps: Array, middle: Array, points: int) -> Bracketed:
-    """Bracket log delta at eps, on the contour of `found`. A new first axis of eps may hold several values."""
+    """Bracket log delta at eps, on the contour of `found`. An axis of eps before the batch axes may hold several."""
     xp = namespace(law.gauss_n, eps)
     certificate = certify(law, found.placed, found.integrand, found.made_from, points)
     lower, upper = ends(found.integrand, certificate, eps)
@@ -484,7 +484,7 @@ def certify(law: LossLaw, placed: Placement, integrand: Integrand, made_from: Qu
     axis = _on_the_axis(law, placed, points)
     step_laws, at, furthest = steps_of(law, windows.low, windows.high), c[..., None], t_max[..., None]
     steps = split_parts.step_errors(step_laws, at, grids, parts, furthest)
-    # from errors of A(z) and of A(c), both divided by A(c), to errors of A(z)/A(c); alike for B
+    # `steps` bounds the errors of A(z) and A(c), divided by A(c). Convert it to the error of A(z)/A(c). The same for B.
     steps = xp.where(steps < 0.5, 2.0 * steps / (1.0 - xp.minimum(steps, 0.5)), split_parts.USELESS)
     part_errors, at_c = [], []
     off = rounding_errors(step_laws, at, grids, parts, furthest, core.depth(points, count))
@@ -612,7 +612,7 @@ def weight_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Ar
 def rounding_errors(
     steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: Array, depth: float
 ) -> tuple[tuple[Array, Array, Array], tuple[Array, Array, Array]]:
-    """Bound the rounding errors of r/t, r and log A(c), with r = A(c+it)/A(c) - 1 and 0 < t <= t_max. Then B's."""
+    """For 0 < t <= t_max, bound rounding errors of r/t, r, log A(c), with r = A(c+it)/A(c) - 1. Then do so for B."""
     xp = namespace(nodes.u, c, t_max)
     size = xp.abs(nodes.loss)
 

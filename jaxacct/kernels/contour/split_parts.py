@@ -275,8 +275,9 @@ STAIRS = 12.0
 STRIP_SHARE = 0.97
 """Largest height of a shifted line, as a share of pi sigma. The integrand is analytic where |Im u| < pi sigma."""
 SIDES_FACTOR = 2.0 * TALLEST_LINE
-"""Largest total length of the two sides. It covers a factor of up to 1.41 on the kernel, which occurs only where sigma
-is of the order of the step: there the sides are shorter (kernels/README.md, section 6)."""
+"""Largest length of the two sides at one end of the grid, above and below the real axis. The kernel on a side is up
+to 1.41 times e^{-2 pi Im v/step}, but only where sigma is of the order of the step. Such sides are so short that their
+length times 1.41 is below this bound, too (kernels/README.md, section 6)."""
 
 
 def in_front(values: Sequence[float] | np.ndarray, ndim: int) -> np.ndarray:
@@ -341,8 +342,8 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 
 
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
-    """Bound log densities for Im u <= alpha from above. Rows: bulk, jumps. Columns: the grid's first and last node."""
-    # The sides stand up to half a step outside the grid, where the density is at most that at the nearest node.
+    """Return upper bounds of log densities at Im u <= alpha. Rows: bulk, jumps. Columns: first and last node."""
+    # The sides lie up to half a step outside the grid. The density there is at most the density at the nearest node.
     sigma, _, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
     u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
@@ -393,7 +394,7 @@ def tails(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
 def _least(
     sigma: Array, like: Array, nodes: Grid, error: Callable[[Array], Array], exponents: Sequence[float]
 ) -> Array:
-    """Return the least bound of an error on lines Im u > 0, one per exponent, or USELESS if the grid is too coarse."""
+    """Return the least `error` over lines Im u > 0, one line per exponent, or USELESS where sigma is too small."""
     xp = namespace(nodes.step, like)
     widest = xp.minimum(STRIP_SHARE * xp.pi * sigma, TALLEST_LINE)
     lowest = xp.minimum(4.0 * high_blur(sigma) ** 2 / nodes.step, 0.9 * widest)  # suits the far window
@@ -423,7 +424,8 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
     xp = namespace(nodes.u, c, t_max)
     edges = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
-    # On the line Im u = alpha, Im v = alpha + warp arg mix. So the kernel e^{-2 pi Im v/step} pays for t arg mix.
+    # On the line Im u = alpha, |e^{itL}| <= e^{t_max arg mix}, and Im v = alpha + warp arg mix. So the kernel
+    # e^{-2 pi Im v/step} cancels the growth of |e^{itL}|, up to the factor e^{excess arg mix}.
     excess = t_max - 2.0 * xp.pi * nodes.warp / nodes.step
 
     def error(alpha: Array) -> Array:
@@ -439,7 +441,7 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Return bounds as `step_errors` does, for t = 0 and an even grid. Use |mix| >= mix cos(v/2), v = Im u/sigma."""
+    """Return `step_errors` for t = 0 and evenly spaced nodes, from mix cos(v/2) <= |mix| <= mix with v = Im u/sigma."""
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
@@ -510,7 +512,7 @@ def _by_jumps(law: LossLaw, windows: Windows, grids: Grid, parts: TiltedParts, c
 
 
 def _jump_ceiling(law: LossLaw, windows: Windows, c: Array, nodes: Grid, log_jump: Array, frequency: Array) -> Array:
-    """For remove, bound log(|B(c+it)|/B(c)) above for t >= frequency, on lines Im u > 0, where |e^{itL}| falls in t."""
+    """For remove, bound log(|B(c+it)|/B(c)) from above, t >= frequency. |e^{itL}| falls in t on lines Im u > 0."""
     xp = namespace(nodes.u, frequency)
     sigma, steps = law.gauss_sigma, steps_of(law, windows.low, windows.high)._replace(sign=xp.ones_like(c))
     heights = in_front((1.5, 2.8, 4.5, 7.0), frequency.ndim) * low_blur(sigma)
@@ -544,7 +546,7 @@ def _log_total(law: LossLaw, keep_bulk: Array, parts: TiltedParts, c: Array) -> 
 
 
 def chernoff(law: LossLaw, keep_bulk: Array, parts: TiltedParts, errors: Array, c: Array) -> Array:
-    """Bound `K(c) + log kappa(c)` for what is integrated, from above. log A and log B are off by at most `errors`."""
+    """Bound `K(c) + log kappa(c)` of integrated compositions from above. `errors` bounds errors of log A and log B."""
     own, rise = _log_total(law, keep_bulk, parts, c)
     value = own + _raised(law, keep_bulk, parts, errors, rise) + log_kappa(c)
     return value + _sum_rounding(law, parts, rise, c)
