@@ -18,9 +18,9 @@ from jaxacct.core.validation import PROBABILITY, Constraint, InputError, check_i
 MOST_PATTERNS = 4000
 """All participation patterns are compared if there are at most this many."""
 MOST_ENTRIES = 2**25
-"""Largest number of stored entries of C^T C with which a worst pattern is searched for, in some 1 GB of memory."""
+"""The search for a worst pattern stores at most this many entries of C^T C, and so takes about 1 GB of memory."""
 MOST_SHOWN = 800
-"""`repr` cuts a field's text that is longer than this, some 40 numbers."""
+"""`repr` cuts the text of a field after this many characters, which is about 40 numbers."""
 STEPS = Constraint("use a number of steps that a run can take", 1, 10**6, integral=True)
 
 
@@ -97,7 +97,7 @@ class CyclicPoisson(_Counted):
     Parameters
     ----------
     groups : b, at least the number of bands of the strategy.
-    sampling_probability : q in [0, 1], the chance of a group's record to be drawn; never derived from the group's size.
+    sampling_probability : q in [0, 1], a record's chance to be drawn. Do not derive it from the size of the group.
 
     References
     ----------
@@ -264,7 +264,7 @@ class Strategy(ABC):
         if not self.steps:
             raise InputError("steps is missing; give the number of steps of the run")
         least, most = self._square(*self._apart(participation or FixedEpochs(self.epochs)))
-        # at most n columns have errors of norm <= entry_error sqrt(n) each; `spread` bounds their sum
+        # the error of a column has norm <= entry_error sqrt(n); `spread` bounds the sum of n such norms
         spread = self.entry_error * self.steps**1.5
         lower, upper = max(np.sqrt(max(least, 0.0)) - spread, 0.0), np.sqrt(most) + spread
         lower, upper = lower * (1.0 - 2.0 * ROUNDOFF), upper * (1.0 + 2.0 * ROUNDOFF)
@@ -407,8 +407,8 @@ def _heaviest(weights: np.ndarray, separation: int, most: int) -> tuple[float, l
 
 
 def _sums(rows: np.ndarray, separation: int, most: int) -> Iterator[np.ndarray]:
-    """Yield for r = n - 1, ..., 0 the largest sums, (layers, ...), of rows >= r with gaps >= `separation`."""
-    # layer m is for at most m rows; if `most` limits no choice, the last layer is layer 1, for any number of rows
+    """For r = n - 1, ..., 0 yield the largest sums, (layers, ...), of rows numbered >= r with gaps >= `separation`."""
+    # layer m sums at most m rows; if `most` rules out no choice, there are two layers: 0 (no rows) and 1 (any number)
     free = most * separation >= len(rows)
     later = deque([np.zeros(((1 if free else most) + 1, *rows.shape[1:]))] * separation, separation)
     for row in rows[::-1]:

@@ -74,7 +74,7 @@ ANSWER = ("lower", "estimate", "upper")
 WORDS = ("kind", "status", "engine")
 """Columns of text that describe the bracket."""
 LARGEST_GRID = 10_000_000
-"""Largest number of configurations of a grid; its columns take a gigabyte. A larger product is refused, not built."""
+"""Largest number of rows of a product, or of values of a range; more are refused. These rows take about a gigabyte."""
 
 _RANGE_KEYS = ("start", "stop", "num", "scale")
 """Keys of a range; the first three are required."""

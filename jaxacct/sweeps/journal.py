@@ -120,7 +120,7 @@ class Journal:
         files.sync_folder(self.path)
 
     def catch_up(self, head: Header, keep: Callable[[np.ndarray, Table], None]) -> None:
-        """Pass the rows of all whole records to `keep` and cut off the rest. Refuse another sweep's journal."""
+        """Pass the rows of whole records to `keep`; cut the file after the last one. Refuse another sweep's journal."""
         with self.path.open("rb") as file:
             records = _records(file)
             first = next(records, None)
@@ -192,7 +192,7 @@ def _lock(file: io.FileIO, path: Path) -> None:
 
 
 def kept_block(out: Path, shard: tuple[int, int]) -> int | None:
-    """Return the block size of the first readable journal or part: this slice's, or else of any slice."""
+    """Return the block size from a journal or part of this slice; if none is readable, from one of another slice."""
     number, count = shard
     for i in (number, *range(1, count + 1)):
         for path in (journal_path(out, (i, count)), part_path(out, (i, count))):
@@ -383,7 +383,7 @@ def merge_all(out: Path, head: Header) -> Table | None:
     # also return None while a part is from an earlier sweep: the process of its slice will replace that part
     if not all(path.exists() and not head.differs(peek(path), but=("shard",)) for path in paths):
         return None
-    table = merge(paths, out, overwrite=True)  # without its `overwrite` the sweep refused an old `out` at its start
+    table = merge(paths, out, overwrite=True)  # an old `out` is here only if the sweep was told to overwrite it
     for path in paths:
         path.unlink()
     return table

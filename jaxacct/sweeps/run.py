@@ -290,7 +290,8 @@ class Plan:
     shard : the numbers (i, n) of this slice, the i-th of n.
     own, blocks : number of rows and of blocks of this slice.
     block : number of rows in a block.
-    backend : "numpy" (by default up to 40,000 rows, or 2,400 with repetitions, on a CPU) or "xla", for the kernels.
+    backend : "numpy" or "xla", which runs the kernels.  The default on a CPU is "numpy" for up to 40,000 rows
+        (2,400 with repetitions; 1,500 without repetitions if `jaxacct warm` has stored programs).
     devices : number and platform of the devices.
     sample : number of configurations, spread over the slice, that were solved to measure the speed.
     seconds, first_seconds : estimated time for this slice's rows, and time for compiling, measured on the sample.

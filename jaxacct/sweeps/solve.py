@@ -38,7 +38,7 @@ _CALIBRATIONS: dict[str, Callable[..., noise_rate_steps.Calibration]] = {
     "steps": noise_rate_steps.calibrate_steps,
 }
 BASES_AT_ONCE = 16
-"""Largest number of base runs (the runs that selections repeat) that are solved together; each profile takes 2 MB."""
+"""Up to this many base runs (the runs that selections repeat) are solved together; a base run's profile takes 2 MB."""
 USUAL = "usual"
 """If `Settings.relation` has this value, each row is solved under the usual relation of its batch rule."""
 
@@ -90,7 +90,7 @@ def solve(grid: Grid, chosen: Settings, names: tuple[str, ...], alone: bool = Fa
 def _answer_or_failed(
     quantity: str, inputs: Mapping[str, np.ndarray], chosen: Settings, size: int, alone: bool
 ) -> dict[str, Any]:
-    """Return answers. Rows that raise are "failed"; if all raise InputError, raise it (a single row: if `alone`)."""
+    """Return answers; a row that raises is "failed". Raise if all rows (several, or one `alone`) raise InputError."""
     failures: list[tuple[int, Exception]] = []
     # a failed row gets the trivial bracket of epsilon or delta, which always holds; a failed calibration gets NaN
     ends = {"epsilon": (0.0, np.inf, np.inf), "delta": (0.0, 1.0, 1.0)}.get(quantity, (np.nan,) * 3)
@@ -257,7 +257,7 @@ def expected_repetitions(inputs: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _of_selections(inputs: Mapping[str, np.ndarray], rule: Mapping[str, Any], **accuracy: Any) -> dict[str, Any]:
-    """Return epsilon as columns: of the selection for a row with repetitions, of the run for any other row."""
+    """Return columns of epsilon. A row with repetitions gets its selection's epsilon; any other row gets its run's."""
     numbers, pieces = tuple(_numbers(inputs, rule)), []
     for word in dict.fromkeys(inputs["repetitions"].tolist()):
         of_word = np.flatnonzero(inputs["repetitions"] == word)

@@ -325,7 +325,7 @@ def _read_frame(frame: Foreign) -> dict[str, np.ndarray]:
 
 
 def _column(name: str, cells: list[Any]) -> np.ndarray:
-    """Return cells as text if `name` is in `TEXT` or a cell of a user's own column is not a number, else as float64."""
+    """Return text if `name` is in `TEXT`, else float64; but a user's column in which a cell is no number stays text."""
     if name in TEXT:
         return np.array(cells, object)
     try:

@@ -34,7 +34,8 @@ class Clipped(NamedTuple):
     total : the sum before noise: a pytree like the parameters, of float32 or wider.
     clipped : number of examples whose gradient, or a part of it with its own clip norm, was longer than the clip norm.
     not_finite : number of examples that contribute nothing: the gradient has a NaN, an infinity or an overflow in the
-        parameter's dtype, or is longer than 2^126 clip norms.  If a clip norm is NaN: all with a gradient other than 0.
+        parameter's dtype, or is longer than 2^126 clip norms.  If a traced clip norm is NaN or out of range, this
+        counts every example whose gradient is not 0 in the part that the clip norm limits.
 
     >>> import jax.numpy as jnp
     >>> done = clipped_sum(jnp.dot, jnp.zeros(1), jnp.array([[2.0], [jnp.inf]]))
@@ -180,7 +181,8 @@ def _clipped_sum(
     starts = [at for bundle in bundles for at in np.cumsum([0, *(leaves[i].size for i in bundle)])[:-1].tolist()]
     places = [*starts, *begins[1 + len(bundles) : -1].tolist()]
 
-    # The weights are computed once, and slices share compiled code.  One branch for both: a GPU's host waits for each.
+    # Weights are computed once.  The compiler sees no values in `places`, so slices of one size share compiled code.
+    # Both come from a single branch, since a GPU's host waits for each branch.
     both = computed_once(true, lambda: (weights_of(), [np.int32(place) for place in places]))
     (weights, of_parts, keep, (clipped, not_finite)), data = both
     numbers = iter(data)
@@ -213,7 +215,7 @@ class _Scales(NamedTuple):
 
     fits: Any  # (examples,): whether g stays unclipped; False if g contains a NaN
     weight: Any  # (examples,): min(1, C/|g|)
-    parts: Any  # (parts, examples): 2^E min(1, C/|g|).  Times part/2^E it is the clipped part.  E: the part's exponent
+    parts: Any  # (parts, examples): 2^E min(1, C/|g|), E the part's exponent.  A clipped part is part/2^E times this
     usable: Any  # (examples,): whether `weight` and `parts` are normal numbers; False if g contains a NaN
 
 
@@ -261,7 +263,8 @@ def norm_methods(
 
     Returns
     -------
-    dict : {path of the parameter: "ghost", "vmap", or "none" (no gradient)}.  ``reason`` of a word: why not "ghost".
+    dict : {path of the parameter: word}.  The word is "ghost", "vmap", or "none" (no gradient).  Its attribute
+        ``reason`` says why it is not "ghost".
 
     >>> import jax.numpy as jnp
     >>> loss = lambda params, x: jnp.sum(jnp.tanh(x @ params["kernel"] + params["bias"]))

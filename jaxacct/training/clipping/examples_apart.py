@@ -27,7 +27,7 @@ from jaxacct.training.clipping.traces import bind, contents, evaluate, inner_tra
 _LEAST_RUN = 16  # a constant that shares fewer consecutive simple rows with the data may do so by chance
 _ALL_BYTES = 2**28  # a larger data array, or a Source, is compared only in blocks of rows
 _BLOCKS, _BLOCK_ROWS = 32, 64
-_OWN_BYTES = 12  # a row that compresses to fewer bytes than this above zeros is simple: it may equal data by chance
+_OWN_BYTES = 12  # a simple row, compressed, exceeds compressed zeros by fewer bytes; it may equal data by chance
 _MOST_COLUMNS = 64  # data or a constant with at most this many columns are also compared column by column
 _GROUPS = {
     "elementwise": """
@@ -346,7 +346,7 @@ def _has_numbers(array: Any) -> bool:
 
 
 def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
-    """Return all rows of a data array, or some blocks of rows of a large array or a Source, in JAX's dtype for them."""
+    """Return all rows of a data array, or at most 32 blocks of a large array or a Source, in the dtype JAX gives it."""
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
     else:

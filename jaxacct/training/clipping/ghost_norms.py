@@ -17,8 +17,8 @@ import numpy as np
 
 from jaxacct.training.clipping.parameter_uses import Step, Use, Uses, largest, merged
 
-BLOCK = 64  # number of terms in a block: a sum adds each block, then adds the blocks' sums in blocks again (README.md)
-NOTHING = -(2**20)  # exponent of an array without normal numbers; NOTHING plus a float's exponent is still the least
+BLOCK = 64  # terms in a block: `blocked_sum` sums each block, then the sums in blocks, and so on (README.md)
+NOTHING = -(2**20)  # exponent of an array without normal numbers; even NOTHING + 1024 is below all other exponents
 HIGHEST = jax.lax.Precision.HIGHEST  # at a lower precision some devices round the factors and break the error bounds
 inlined = functools.partial(jax.jit, inline=True)  # traces a function once for all arguments of the same shapes
 
