@@ -18,7 +18,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.kernels.arrays import Array, Namespace, iterate, log1p, logsumexp, namespace
 
 REACH = 38.0
-"""Largest distance of the grid to the nearest mode of P, in standard deviations. Tails beyond, <= 2.9e-316, are cut."""
+"""Largest distance of the grid to P's nearest mode, in standard deviations. The tail, <= 2.9e-316, may underflow."""
 PANELS = 4096
 """Number of quadrature panels around P's modes, before nodes divide them. A panel's error is below rounding errors."""
 QUADRATURE_ORDER = 5
@@ -213,7 +213,7 @@ def gaussian_cells(
     low, high, crude = low * scale, high * scale, xp.zeros_like(width)
     spared = fine
     if xp is not np or np.any(used & ~fine):
-        # A distance from the mode is off by a few roundoffs times the mode, the log density by up to REACH times more.
+        # A distance from the mode is off by a few roundoffs times the mode, a log density by up to REACH times as much.
         rounding = 1.0 + xp.where(upper, 1.0, -1.0) * ROUNDOFF * (64.0 + 8.0 * REACH * (REACH + mode))
         rounding = xp.maximum(rounding, 0.0)
         density = (1.0 - hit) * _extreme(start, end, upper) + hit * _extreme(start - mode, end - mode, upper)
@@ -372,8 +372,8 @@ def lower_masses(cells: Cells, atoms: Array, step: Array, first: Array, last: Ar
 
 def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
     """Set negative masses to 0, and deduct as much P-mass at higher losses. Return (new masses, missing P-mass)."""
-    # Deducting lowers the mean of every payoff that rises with the loss. The missing P-mass m, for which masses of
-    # higher loss do not suffice, raises the mean of a payoff of at most 1 by at most m.
+    # The two changes together lower the mean of every payoff that rises with the loss. The missing P-mass m, for which
+    # masses of higher loss do not suffice, raises the mean of a payoff of at most 1 by at most m.
     if not np.any(jump < 0.0):
         return jump, 0.0
     mass = _above_zero(jump.copy(), step)
