@@ -232,8 +232,9 @@ def renyi_divergence(mechanism: Mechanism, order: ArrayLike, relation: str = "ad
     Bounds
         kind "certified", or "bound" with lower 0 if the pair only bounds the mechanism. Where order >= 1 and an
         infinite loss has positive probability, upper is inf. If this probability is at least 1e-290, a certified
-        bracket also has lower inf, and status "mass_at_infinity". Other brackets have status "width" if upper is inf,
-        or if they are certified and relatively wider than 1e-3, as at orders below 1e-12.
+        bracket also has lower inf, and status "mass_at_infinity". Any other bracket has status "width" if upper is inf,
+        or if the bracket is certified and its relative width exceeds 1e-3. Certified brackets at orders below 1e-12
+        are so wide.
 
     References
     ----------
@@ -272,9 +273,9 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     """Compute the smallest rho for which the dominating pair is rho-zCDP: `sup_{alpha > 1} R_alpha / alpha`.
 
     The bracket holds for all orders. Between two orders of a grid the convexity of K(c) = c R_{1+c} bounds R_alpha.
-    Beyond the grid R_alpha/alpha is at most n/(2 sigma^2) for n Gaussian steps of noise multiplier sigma, plus the
-    largest loss of the other parts divided by the last order. Poisson sampling of a Gaussian does not make rho smaller:
-    R_alpha/alpha tends to n/(2 sigma^2) at high orders.
+    Beyond the grid R_alpha/alpha is at most n/(2 sigma^2) + l/a. Here n Gaussian steps have noise multiplier sigma, l
+    is the largest loss of the other parts, and a is the last order of the grid. Poisson sampling of a Gaussian does not
+    make rho smaller: R_alpha/alpha tends to n/(2 sigma^2) at high orders.
 
     Parameters
     ----------
@@ -285,7 +286,8 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
     -------
     Bounds
         kind "certified", or "bound" with lower 0 if the pair only bounds the mechanism. Where an infinite loss has
-        positive probability, upper is inf, and a certified lower too if this probability is at least 1e-290.
+        positive probability, upper is inf. If this probability is at least 1e-290, a certified bracket also has lower
+        inf.
 
     References
     ----------
@@ -307,7 +309,7 @@ def zero_concentrated(mechanism: Mechanism, relation: str = "add_or_remove_one")
 def sides(
     mechanism: Mechanism, values: float | np.ndarray, name: str, relation: str
 ) -> tuple[tuple[int, ...], list[Components], np.ndarray]:
-    """Broadcast values against mechanisms. Return the shape, each direction's components and the values, both flat."""
+    """Broadcast values against mechanisms. Return (shape, components of each direction, values), the last two flat."""
     shape, rows, flat = on_batch(mechanism, name, values)
     least_order = np.min(flat, initial=np.inf) if name == "order" else 1.0
     return shape, [parts.take(rows) for parts in _each_direction(mechanism, relation, least_order)], flat
@@ -374,7 +376,7 @@ def _largest_ratio(parts: Components) -> Interval:
     beyond = limit + _largest_bounded(parts) / (1.0 + grid[-1])
     high = np.maximum(np.maximum(first, cells), beyond)
     finite = parts.finite_n > 0
-    # The last finite part may represent a zCDP guarantee, whose R_alpha/alpha `limit + xi` already bounds.
+    # The last finite part may represent a zCDP guarantee. Then `limit + xi` already bounds R_alpha/alpha of this part.
     finite[:, -1:] &= ~parts.guaranteed()[:, None]
     known = ~np.any(np.concatenate([parts.gauss_n > 0, parts.laplace_n > 0, finite], axis=1), axis=1)
     high = np.where(known, limit + parts.xi, high) * (1.0 + 1e-12)
@@ -392,7 +394,7 @@ def _limit(parts: Components) -> np.ndarray:
 
 def _leaks(parts: Components) -> tuple[np.ndarray, np.ndarray]:
     """Return, per row, whether the probability of an infinite loss is at least CUT, and whether it is in (0, CUT)."""
-    # A zCDP guarantee bounds the moments even if a tail was cut off, so that its row gets no second flag.
+    # A zCDP guarantee bounds the moments even if a tail was cut off, so in its row the second result is False.
     lost = parts.log_survival < np.where(parts.guaranteed(), -CUT, 0.0)
     cut = lost & (parts.log_survival > -CUT)
     return lost & ~cut, cut

@@ -121,7 +121,8 @@ class RiskTable:
     def explain(self, index: tuple[int, ...] = ()) -> list[str]:
         """Return a sentence for each reading of one configuration. `index` is the configuration's place in the batch.
 
-        It states the bracket's upper end, rounded up. It is a proved claim only if the kind is "certified" or "bound".
+        Each sentence states the upper end of the reading's bracket, rounded up. A sentence is a proved claim only if
+        the reading's kind is "certified" or "bound".
 
         >>> import jaxacct as ja
         >>> ja.risk(ja.Gaussian(1.0)).explain()[0]

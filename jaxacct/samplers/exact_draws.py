@@ -38,7 +38,7 @@ def discrete_gaussian(variance: Fraction, rng: random.Random) -> int:
 
 def rounded_gaussian(variance: Fraction, rng: random.Random) -> int:
     """Draw from N(0, variance) exactly, and round the draw to the nearest integer."""
-    # h + u, an integer h plus a fraction u, is drawn as |x| for x ~ N(0, square). The draw is x/2^(digits + 1).
+    # |x| for x ~ N(0, square) is drawn as h + u, an integer plus a fraction. x/2^(digits + 1) is N(0, variance).
     square, digits = 4 * variance, 0
     while square < 1:
         square, digits = 4 * square, digits + 1

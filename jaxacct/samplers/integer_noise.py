@@ -116,8 +116,8 @@ class SparseVector:
 
     All answers together are epsilon-DP, however many queries there are and however they depend on earlier answers. The
     threshold gets discrete Laplace noise of scale 2 Delta / epsilon, and each query noise of scale 4 Delta / epsilon.
-    Multiply a query that is a fraction of n people by n. To get c positive answers use c instances, which together
-    guarantee `ja.repeat(privacy, c)`.
+    If a query is a fraction of n people, multiply the fraction by n. To get c positive answers use c instances, which
+    together guarantee `ja.repeat(privacy, c)`.
 
     Parameters
     ----------
@@ -167,7 +167,8 @@ class SparseVector:
     def failure(self, alpha: ArrayLike, queries: int) -> float:
         """Bound the probability that any of `queries` answers is wrong by more than `alpha` (>= 0).
 
-        That is "yes" below threshold - alpha, or "no" above threshold + alpha. Some noise is then beyond alpha / 2.
+        Such an answer is "yes" below threshold - alpha, or "no" above threshold + alpha. It occurs only if the noise of
+        the threshold or of the query exceeds alpha / 2 in size.
         """
         half = math.floor(rational("alpha", alpha, positive=False) / 2)
         count = whole("queries", queries)

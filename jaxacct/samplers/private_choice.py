@@ -36,7 +36,7 @@ SCALE = Constraint("give utilities and sensitivity in other units", 1e-290, 1e29
 
 
 class _PureChoice:
-    """Base class of choices of the largest utility plus noise of scale `scale`, which makes the choice epsilon-DP."""
+    """Base class of epsilon-DP choices: add noise of scale `scale` to every utility, and choose the largest sum."""
 
     epsilon: float
     sensitivity: float
@@ -333,7 +333,7 @@ class PartitionChoice(_ByKey):
         return sorted(kept, key=repr)
 
     def _table(self, most: int) -> list[int]:
-        """Return the release probabilities of the counts 0 to `most`, in units of 2^-128. It ends at the first 1."""
+        """Return the release probabilities of the counts 0 to `most`, in units of 2^-128. The first 1 ends the list."""
         # `power` is e^epsilon rounded down. The rule with `power` in place of e^epsilon is still (epsilon, delta)-DP.
         power = max(Fraction(math.exp(min(float(self.epsilon), 700.0) * (1 - 2.0**-50)) * (1 - 2.0**-50)), Fraction(1))
         found, one = [0], 2**_BITS

@@ -38,7 +38,7 @@ ROUNDINGS_PER_TERM = 8.0
 NODES_BY_LATTICE = 8
 """If the contour engine's bracket is wide, the lattice engine computes delta_k again for at most this many k."""
 MOST_ROUNDS = 12
-"""At one eps, at most this many rounds add values of k. A search for epsilon makes at most one pass more than this."""
+"""At one eps, at most this many rounds add values of k. A search for epsilon has at most MOST_ROUNDS + 1 passes."""
 LAST_EPS = 1e300
 """Largest eps that the search tries. It is below the overflow of float64."""
 
@@ -134,7 +134,7 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
     """Return upper bounds of one selection's "epsilon" or "delta" at every element of `values`."""
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
-    if values.size < 3:  # more values share one mixture in each direction, and their bounds are less close
+    if values.size < 3:  # three or more values share a mixture per direction, and get less close bounds
         return np.array([_delta(run, law, float(x), relation, rtol)[1] for x in values])
     most = np.zeros(values.shape)
     listed = weights(law, LAST_DELTA * TAIL_SHARE)
@@ -185,7 +185,7 @@ class Sum(NamedTuple):
 
 
 class Mixture:
-    """Sum over k of Pr[K = k] delta_k. As delta_k does not fall in k, bounds at some k, the nodes, bound the rest."""
+    """Sum over k of Pr[K = k] delta_k. delta_k does not fall in k, so bounds at some k (nodes) bound all delta_k."""
 
     def __init__(self, run: Mechanism, weights: Weights, relation: str, rtol: float) -> None:
         self.run, self.weights, self.relation, self.rtol = run, weights, relation, rtol
@@ -212,7 +212,7 @@ class Mixture:
             with backend.job(nodes.size, apart=True):
                 found = account.delta(runs, eps[:, None], relation=self.relation, engine=engine, rtol=1e-4)
             if self.engine == "auto" and np.any(np.asarray(found.engine) == "lattice"):
-                self.most = 96  # allow fewer nodes from now on, since the lattice engine takes some 20 ms for each
+                self.most = 96  # the lattice engine takes about 20 ms per node, so allow fewer nodes from now on
             ends[:, :, some] = found.lower, found.upper
         low, high = ends
         return np.stack([np.where(low >= 0.0, np.minimum(low, 1.0), 0.0), np.where(high <= 1.0, high, 1.0)])
@@ -241,7 +241,7 @@ class Mixture:
         return found
 
     def _known(self, known: dict[int, np.ndarray], eps: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return lower and upper bounds of delta_k(eps) at all nodes, monotone in k, and put new ones into `known`."""
+        """Return lower and upper bounds of delta_k(eps) at all nodes, tightened by `_monotone`. Update `known`."""
         fresh = np.array([node for node in self.nodes.tolist() if node not in known], np.intp)
         if fresh.size:
             known.update(zip(fresh.tolist(), self.deltas(fresh, np.array([eps]))[:, 0].T, strict=True))
@@ -312,7 +312,7 @@ class Mixture:
         return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
 
     def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
-        """Add nodes where gaps widen the bracket most, if by more than `allowed` in sum. Return whether any came."""
+        """If gaps widen the bracket by more than `allowed`, add nodes in the worst. Return whether any were added."""
         before = np.concatenate([[-1], self.nodes[:-1]])
         gaps = self.nodes - before
         between = self._between(self.weights.high) * (high - np.concatenate([[0.0], low[:-1]]))
@@ -333,7 +333,7 @@ class Mixture:
 
 
 def _monotone(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Tighten bounds of a non-decreasing sequence: earlier lower and later upper bounds hold for each element."""
+    """Tighten bounds of a non-decreasing sequence: a lower bound holds for later elements too, an upper for earlier."""
     return np.maximum.accumulate(low), np.minimum.accumulate(high[::-1])[::-1]
 
 
@@ -368,7 +368,7 @@ class _Search:
         return math.isfinite(self.right[0])
 
     def root(self) -> tuple[float, float]:
-        """Return the eps where the line through log(sum) at `left` and `right` meets log(target), and its fall."""
+        """Return where the line through log(sum) at `left` and `right` meets log(target), and the fall of this line."""
         (below, more), (above, less) = self.left, self.right
         rise, fall = math.log(more / self.target), math.log(self.target / max(less, 1e-320))
         share = rise / (rise + fall) if rise + fall > 0.0 else 0.5

@@ -106,7 +106,7 @@ def pair_of(
     run: Mechanism,
     law: Law,
     ask: Callable[[str, np.ndarray, str], np.ndarray],  # (quantity, values, relation of a direction) -> upper bounds
-    last: Callable[[str], tuple[np.ndarray, np.ndarray]],  # relation -> upper (largest finite loss, infinite mass)
+    last: Callable[[str], tuple[np.ndarray, np.ndarray]],  # relation -> upper bounds of (finite losses, infinite mass)
 ) -> FinitePair:
     """Return a pair of laws that dominates a selection, made from upper bounds of its profile in both directions."""
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape})

@@ -57,9 +57,9 @@ TOGETHER = 32
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour. An eps with a wider bracket gets a contour of its own."""
 FEW = 64
-"""If more eps than this of a `few_steps` base need a contour each, the lattice engine computes them together."""
+"""Largest number of eps of a `few_steps` base with a contour each. The lattice engine computes a larger number."""
 FEW_STEPS = 100.0
-"""Largest number of steps of a `few_steps` base. The lattice engine is then as accurate, and faster."""
+"""Largest number of steps of a `few_steps` base. For it the lattice engine is as accurate as contours, and faster."""
 VALUE_ERROR = 1e-12
 """Relative error that is allowed for arithmetic with values of the profile."""
 LINE_EPS = 650.0
@@ -85,7 +85,8 @@ class _Under(Mechanism):
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         # The pair of sampling without replacement joins pairs of data sets that are the worst at different eps. A
-        # selection uses its whole trade-off curve, which no two data sets have, so the answer is only a bound.
+        # selection uses the whole trade-off curve of the joined pair. No two data sets have this curve, so the answer
+        # is only a bound.
         sampled = lambda x: isinstance(x, SampledWithoutReplacement)
         found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
         joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
@@ -181,7 +182,7 @@ def meet(one: Any, other: Any, most: float) -> np.ndarray:
 def each_pair(
     run: Mechanism, law: Law, shape: tuple[int, ...], asked: np.ndarray | None = None
 ) -> Iterator[tuple[np.ndarray, Mechanism, Law]]:
-    """Yield (places, base, law) for each pair of a base and a law: its places in the flat `shape` that are `asked`."""
+    """Yield (places, base, law) for each pair of base and law: where the flat `shape` has this pair and is `asked`."""
     mine = batch_shape(run)
     pairs = np.broadcast_shapes(mine, law.shape)
     number = np.broadcast_to(np.arange(int(np.prod(pairs))).reshape(pairs), shape).reshape(-1)
@@ -194,7 +195,7 @@ def each_pair(
 
 
 def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
-    """Given the `index` of an element of a broadcast array, return its index in the array itself, of shape `own`."""
+    """Return the index, in an array of shape `own`, of the element that is at `index` after the array is broadcast."""
     tail = index[len(index) - len(own) :]
     return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
 
@@ -253,8 +254,9 @@ class Profile(NamedTuple):
         ratio = np.concatenate([shrink[keep][::-1], np.exp(eps)])
         lower = np.concatenate([reverse[0][keep][::-1], low[0]]) * (1.0 - VALUE_ERROR)
         upper = np.concatenate([reverse[1][keep][::-1], high[0]]) * (1.0 + VALUE_ERROR)
-        # In e^eps delta is convex and falls at a rate of at most 1, so beyond a point it falls no faster than the chord
-        # before that point (`steepest`). Hence the rounding of e^eps changes delta by at most `moved`.
+        # As a function of e^eps, delta is convex and falls at a rate of at most 1. So beyond a point delta falls no
+        # faster than along the chord that ends at this point; `steepest` bounds the rate. Hence the rounding of e^eps
+        # changes delta by at most `moved`.
         steepest = np.append(1.0, np.minimum(upper[:-1] / np.diff(ratio), 1.0))
         moved = 4.0 * ROUNDOFF * (1.0 + np.abs(np.log(ratio))) * ratio * steepest
         lower, upper = lower - moved, upper + moved
@@ -271,7 +273,8 @@ class Base(NamedTuple):
 def bases(run: Mechanism, coarse: bool = False) -> list[Base]:
     """Return the Base of each configuration. If `coarse`, profiles and curves are made from half as many points."""
     size, parts = math.prod(batch_shape(run)), _both(run)
-    # Gaussian bases share calls, which saves time. Any other base has its own: in a shared one its last bits may change
+    # Gaussian bases share calls, which saves time. Any other base gets a call of its own, because a shared call may
+    # change the last bits of its profile.
     together = not any(np.any(part.laplace_n > 0.0) or np.any(part.finite_n > 0.0) for part in parts)
     if batch_shape(run) and not (together and size):
         return [_bases(element(run, index), coarse)[0] for index in np.ndindex(batch_shape(run))]
@@ -508,7 +511,7 @@ def upper_hull(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (cell, u, t): a polygon with exactly CELLS cells, and for each the given cell in which it begins."""
+    """Return (cell, u, t). The polygon (u, t) has CELLS cells. New cell i begins in the given cell `cell[i]`."""
     if u.size - 1 > CELLS:
         keep = np.linspace(0, u.size - 1, CELLS + 1).round().astype(int)
         return keep[:-1], u[keep], t[keep]
@@ -530,7 +533,7 @@ def candidates_profile(
     weights: ArrayLike | None = None,
     relation: str = "add_or_remove_one",
 ) -> PrivacyProfile:
-    """Return one guarantee for candidates drawn at random, as a mechanism given by its profile at the points `epsilon`.
+    """Return one guarantee for candidates drawn at random: a mechanism whose profile is given at `epsilon`.
 
     Without weights the guarantee is the pointwise maximum of the candidates' profiles.  It holds for every rule of
     drawing that does not depend on the data.  With weights the guarantee is `sum_j w_j delta_j(eps)`, and holds even if
