@@ -191,7 +191,7 @@ def _profiles(base: Mechanism, under: str) -> tuple[BracketedProfile, BracketedP
 
 
 def _losses(base: Mechanism, under: str) -> np.ndarray:
-    """Return a grid of losses from 0 to where delta is negligible, and the largest loss if losses are bounded."""
+    """Return a grid of losses from 0 to where delta is negligible. A largest loss below BEYOND is the last point."""
     infinite = float(_ask(base, np.asarray(BEYOND), under).upper)
     last = float(_epsilon(base, infinite * (1.0 + 1e-9) + 1e-40, under)) if infinite < 1.0 else 0.0
     last = min(last, BEYOND)

@@ -79,7 +79,7 @@ class ShuffledBatches(Mechanism):
 
 
 def attacks_on(mechanism: Mechanism, relation: str, size: int) -> list[Mechanism]:
-    """Return mechanisms with certified brackets that `mechanism` dominates: they show only a part of each pass."""
+    """Return mechanisms that `mechanism` dominates. They show only a part of each pass, and have certified brackets."""
     # `size` is the number of answers that are asked at once
     if relation in LOSS_OF_PRESENCE or size > MOST_ROWS or not _in_reach(mechanism, 1.0):
         return []
@@ -135,9 +135,9 @@ class _SeenBatches(Mechanism):
         if self.attack == "allocation":
             seen = RandomAllocation(Gaussian(sigma / SENSITIVITY[relation]), batches)
             return seen.expand_below("zero_out", direction)
-        # With the record one output has the mean 2. Without it the mean is `moved`: 1 (zero_out) or 0 (replace_one).
+        # One output has mean 2 with the record, and mean `moved` without it: 1 (zero_out) or 0 (replace_one).
         moved, shape = 2.0 - SENSITIVITY[relation], batch_shape(self)
-        # `_largest` needs sigma >= 1e-3. More noise is what an attack may add by itself, so the bound stays valid.
+        # `_largest` needs sigma >= 1e-3. If sigma is smaller, the attack adds noise itself, so the bound stays valid.
         rows = (np.broadcast_to(x, shape).ravel() for x in (np.maximum(sigma, 1e-3), batches))
         laws = [_largest(2.0 / noise, moved / noise, t, direction) for noise, t in zip(*rows, strict=True)]
         return [(stacked_parts(laws, shape), np.asarray(1.0))]
@@ -147,7 +147,7 @@ def _largest(with_record: float, without: float, batches: float, direction: str)
     """Return the loss law of an attack that sees the grid cell of the largest output. Means are in units of sigma."""
     from scipy import special  # slow to import
 
-    # All other outputs are below `lowest` with probability e^-46. For 2 batches -10 replaces a `lowest` of -inf.
+    # All other outputs are below `lowest` with probability e^-46. If `lowest` rounds to -inf (2 batches), use -10.
     lowest = max(-special.ndtri(-np.expm1(-46.0 / (batches - 1.0))), -10.0)
     highest = with_record + 38.0
     step = 0.05 / max(1.0, with_record - without)

@@ -253,7 +253,8 @@ def choose(
     if x is None:
         raise InputError("no input differs between the rows; there is nothing to draw along an axis")
     if by is None:
-        # a heat map takes the numeric input with the most values, curves the input with the most of up to MOST_CURVES
+        # For a heat map, `by` is the numeric input with the most values. For curves, `by` is the input with the most
+        # values among the inputs with at most MOST_CURVES values.
         others = _open_axes(table, value, x, by)
         count = {name: len(np.unique(table[name].astype(str) if name in TEXT else table[name])) for name in others}
         by = max((name for name in others if name not in TEXT), key=count.__getitem__, default=None)

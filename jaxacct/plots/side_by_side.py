@@ -32,7 +32,7 @@ OTHER_NOISE = {
     "random_allocation": "random allocation, independent noise",
     "fixed_order": "not sampled, buffered noise",
 }
-"""Names in the legend of the options of a `StrategyAdvice` that have no bands, by their way of sampling."""
+"""The `StrategyAdvice` options without bands: from their way of sampling to their name in the legend."""
 
 
 class Curve(NamedTuple):

@@ -90,7 +90,7 @@ def figure(square: bool) -> tuple[Any, Any]:
 
 
 def check_picture(path: Path) -> None:
-    """Refuse a path whose ending is no picture's, or a missing matplotlib, before any work is done."""
+    """Before any work is done, raise an error if `path` has no picture's ending, or if matplotlib is missing."""
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise InputError(f"{path}: a picture must end in .png, .svg or .pdf")
     optional_package("matplotlib", "a picture")

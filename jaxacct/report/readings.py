@@ -42,7 +42,7 @@ class Readings(NamedTuple):
         return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
 
     def as_bounds(self) -> Readings:
-        """Return the readings with lower ends 0, which hold for every mechanism that leaks no more."""
+        """Return the readings with lower ends 0: they hold for every mechanism that leaks no more than the one read."""
         tpr, advantage, posterior, success = (
             Bounds(np.zeros_like(b.upper), b.upper, b.upper, "bound", "ok", b.engine)
             for b in (self.tpr, self.advantage, self.posterior, self.bayes_success)
@@ -80,7 +80,7 @@ def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
-    """Return a mechanism that leaks no less in both directions than any with these points; None if all are trivial."""
+    """Return a mechanism that leaks no less, both ways, than any mechanism with `points`. None if no point helps."""
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
         if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0):
@@ -138,7 +138,7 @@ def attacker_curve(readings: Readings) -> str:
 
 
 def _above(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the corners of a line that is nowhere below the best attacker's rates, given `points` (FPR, TPR) of it."""
+    """Given (FPR, TPR) points on or above the best attacker's curve, return the corners of a line nowhere below it."""
     # As FPR grows, TPR never falls and TPR/FPR never grows. So between two points TPR is at most that of the right
     # point, and at most FPR times the TPR/FPR of the left point.
     found = [*points[:1]]

@@ -65,18 +65,18 @@ ONE_ORDER = (
     "all passes have one order: any two steps of a record lie at least {batches} steps apart, and no record moves to "
     "another step."
 )
-"""The assumption about a run in a fixed order, used as `TURNS` is."""
+"""The assumption about a run in a fixed order; a page puts the same words before it as before `TURNS`."""
 SHARED_NOISE = (
     "the noise is correlated: the noise of step i is row i of C^-1 Z, where C is the matrix of the stated strategy, "
     "{strategy}, and the entries of Z are independent."
 )
-"""The assumption about a run with correlated noise, used as `TURNS` is."""
+"""The assumption about a run with correlated noise; a page puts the same words before it as before `TURNS`."""
 GENERAL = (
     "The mechanism adds noise to a statistic. One record moves the statistic by at most the sensitivity to which the "
     "noise is relative.",
     SECRECY,
 )
-"""The assumptions about a mechanism without further information."""
+"""The assumptions about a mechanism that is reported by itself, without a plan or a ledger."""
 _ALIKE = (
     "K is drawn from the stated law, is independent of the data, and stays secret, as do the other candidates and the "
     "running time. The candidates are i.i.d. given the data: each configuration is drawn afresh from one law, and run "
@@ -93,7 +93,7 @@ ANSWERS = (
     "of the early stop only its answers are released. Scores stay secret, and a record is among the validation records "
     "at most once."
 )
-"""The assumption about an early stop, used as `TURNS` is."""
+"""The assumption about an early stop; a page puts the same words before it as before `TURNS`."""
 _STAY = "A record that is added or taken out moves no other record to another step or group."
 _OF_CLASS = {
     "PoissonSampled": "Batches are Poisson samples: in every step each record takes part independently, with the "
@@ -214,7 +214,7 @@ _TELLS = {
         "whether a record was used, which it was with probability {prior} beforehand,",
     ),
 }
-"""For a relation, texts on the true-positive rate, on the event of probability `prior`, and on the guess."""
+"""For a relation: a text on the true-positive rate, what has probability `prior`, and what the attacker has to tell."""
 _ACCUSES = (
     "An attacker who falsely accuses 1 in {n} of the records that were not used, rightly accuses at most {rate} of the "
     "records that were",

@@ -54,9 +54,9 @@ FARTHEST_LOSS = 600.0
 TRADEOFF_ROUNDS = 4
 """Largest number of times that a grid of slopes e^eps is refined."""
 EASY_WIDTH = 1e-4
-"""Largest relative width of delta(0) with which three values of delta are tried before a grid of eps."""
+"""If the bracket of delta(0) has at most this relative width, three values of delta are tried before a grid of eps."""
 SLIGHTLY_WIDE = 0.01
-"""If the lattice engine's bracket of an error rate is no wider, no other engine is asked."""
+"""If the lattice engine's bracket of an error rate is at most this wide, no other engine is asked."""
 NARROW_ABSOLUTE = 1e-7
 """Width below which a bracket of the trade-off function is narrow, whatever its relative width."""
 
@@ -215,7 +215,7 @@ class Profile:
 
     def gaussian_readings(self, above_fpr: ArrayLike, regret: bool = True) -> tuple[Bounds, Bounds]:
         """Return (`gdp_mu`, `gdp_regret`), or (`gdp_mu`, `gdp_mu`) if `regret` is False."""
-        # for add_one or remove_one fit the f of add_or_remove_one, which is its own inverse and has the same mu
+        # For add_one or remove_one, fit the f of add_or_remove_one. That f is its own inverse, and has the same mu.
         one_sided = self.relation in ("add_one", "remove_one")
         both = replace(self, relation="add_or_remove_one") if one_sided else self
         shape, rows, floor = on_batch(self.mechanism, "above_fpr", check("above_fpr", above_fpr, FLOOR))
@@ -275,11 +275,11 @@ class Profile:
         """Compute the largest probability that an attack is right when it says whether the record was used.
 
         Let `prior` in (0, 1) be the probability p, before the output is seen, that the record was used. The best attack
-        is right with probability `1 - p + p delta_remove(log((1 - p)/p))` = `p + (1 - p) delta_add(log(p/(1 - p)))`;
-        without the output with probability `max(p, 1 - p)`. add_one, remove_one and add_or_remove_one have the same
-        answer. Under replace_one, and under zero_out if an added record may push another out of a batch, the attack
-        says which of two data sets was used, and p is the probability of one of them, no matter which. Proof:
-        jaxacct/representations/README.md, "Bayes success".
+        is right with probability `1 - p + p delta_remove(log((1 - p)/p))` = `p + (1 - p) delta_add(log(p/(1 - p)))`.
+        The best guess without the output is right with probability `max(p, 1 - p)`. add_one, remove_one and
+        add_or_remove_one have the same answer. In two cases the attack says which of two data sets was used: under
+        replace_one, and under zero_out if an added record may push another out of a batch. There p may be the
+        probability of either data set. Proof: jaxacct/representations/README.md, "Bayes success".
 
         >>> import jaxacct as ja
         >>> round(float(ja.profile(ja.Gaussian(0.5)).bayes_success(0.1).upper), 8)
@@ -430,7 +430,7 @@ def _is_exact(profile: Profile) -> bool:
 
 
 def _curve(profile: Profile, epsilon: np.ndarray) -> Bounds:
-    """Return the bracket of delta, both ends of which are the upper bound if only this is known and ok."""
+    """Return the bracket of delta. If only an upper bound is known, and its status is ok, both ends are this bound."""
     found = profile.delta(epsilon)
     if _is_exact(profile):
         return found
@@ -439,7 +439,7 @@ def _curve(profile: Profile, epsilon: np.ndarray) -> Bounds:
 
 
 def _mu_of_gaussians(profile: Profile) -> np.ndarray:
-    """Return mu of each row that is unsampled Gaussians or releases nothing, and NaN for the other rows."""
+    """Return mu of each row that composes unsampled Gaussians only or releases nothing, and NaN for the other rows."""
     size = int(np.prod(batch_shape(profile.mechanism)))
     if not answered_by_parts(profile.mechanism, profile.relation):
         return np.full(size, np.nan)
@@ -464,7 +464,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     deltas_of = (replace(profile, engine="contour") if by_contours else profile).deltas_of
     if quick.size:
         at_zero = deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
-        # 1 - fpr - delta(0) <= f(fpr), which is close where delta(0) is small
+        # f(fpr) is at least 1 - fpr - delta(0), and close to it where delta(0) is small
         low[quick] = np.maximum(1.0 - wanted[quick] - at_zero.upper[0] - 1e-15, 0.0)
         # f(a) = 1 - delta(0) - a at some rate a <= 1 - delta(0), and f does not rise
         most = 1.0 - at_zero.lower[0] + 1e-15
@@ -481,7 +481,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         place = best_epsilon(deltas, wanted[quick], start_at(advantage, wanted[quick]))
         rates = rate_at(deltas, place, wanted[quick], np.maximum(WIDTH, 1.5 * np.sqrt(width)))
         low[quick], high[quick] = 1.0 - rates.upper - 1e-16, np.minimum(high[quick], 1.0 - rates.lower + 1e-16)
-        # where these give no upper end, shared lattices are faster than contours, unless rounding limits both
+        # If the three values give no upper end, shared lattices are faster than contours, unless rounding limits both.
         hard[quick] = (rates.lower <= wanted[quick]) & (width <= 0.1 * EASY_WIDTH) & ~exact[rows[quick]]
     open_ = ~is_narrow(low, high, rtol)
     for row in np.unique(rows[open_]):
@@ -540,8 +540,8 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     # only rates in (0, 1) need a grid of eps: f(1) is 0, and f(0) needs only `farthest`
     inner = fpr[(fpr > 0.0) & (fpr < 1.0)]
     least, most = (float(inner.min()), float(inner.max())) if inner.size else (0.5, 0.5)
-    # The best eps of a rate a is that with the highest line 1 - delta(eps) - e^eps a. A best x > 0 has e^x a <= 1. A
-    # best -x < 0 has x <= log 2 + y, where delta of the reverse direction at y is (1 - a)/2; 1.7 is log 2 and a margin.
+    # At a rate a, the best eps maximises 1 - delta(eps) - e^eps a. If it is x > 0, then e^x a <= 1. If it is -x < 0,
+    # then x <= log 2 + y, where the reverse direction's delta at y is (1 - a)/2. The 1.7 below is log 2 plus a margin.
     farthest = reached(profile.relation, 1e-10)
     highest, lowest = min(farthest, -np.log(least)), min(farthest, 20.0 - np.log1p(-most))
     if inner.size > 1:  # for a single rate `back` takes more time than the shorter grid saves
@@ -563,7 +563,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12 allows for errors of delta
         wide &= (fpr > 0.0) & (fpr < 1.0)
         before, width = width, float(np.max(high - low))
-        # where a finer grid does not halve the width, the rest comes from errors of delta
+        # where a finer grid does not halve the width, errors of delta cause what remains of the width
         if turn == TRADEOFF_ROUNDS or not wide.any() or (turn > 1 and width > 0.5 * before):
             break
         cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))

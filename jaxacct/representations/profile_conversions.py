@@ -1,7 +1,8 @@
 """Conversions between privacy profile, trade-off function and Gaussian DP.
 
-An array holds guarantees: upper bounds of delta, or lower bounds of the trade-off function f. Its answer is of kind
-"bound", with one end computed. The answer for a Bounds has the kind of this Bounds.
+`tradeoff_from_profile` and `profile_from_tradeoff` take an array of guarantees (upper bounds of delta, or lower bounds
+of the trade-off function f) or a Bounds. For an array, the answer is of kind "bound", and only one of its ends is
+computed. For a Bounds, the answer has the kind of this Bounds.
 """
 
 from __future__ import annotations

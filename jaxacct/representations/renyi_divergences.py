@@ -36,8 +36,9 @@ CUT = 1e-290
 NEAR_ONE = 1e-5
 """Distance d. The divergences of the orders 1 - d and 1 + d bracket the divergence of an order from 1 to 1 + d."""
 LEAST_ORDER, MOST_ORDER = 1e-12, 1e150
-"""Rounding spoils the moments of smaller orders, overflow those of larger ones. As the divergence rises with the order,
-its value at LEAST_ORDER is an upper bound at smaller orders, and its value at MOST_ORDER a lower bound at larger."""
+"""Rounding spoils the moments of smaller orders, and the moments of larger orders may overflow. The divergence rises
+with the order. So its value at LEAST_ORDER is an upper bound at smaller orders, and its value at MOST_ORDER is a lower
+bound at larger orders."""
 OK_WIDTH = 1e-3
 """Largest relative width of a bracket whose status is "ok"."""
 _GRID = np.concatenate([np.geomspace(1e-5, 0.1, 40), np.geomspace(0.11, 1e5, 260)])
