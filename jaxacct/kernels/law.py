@@ -66,8 +66,9 @@ def log_mix(sigma: Array, q: Array, u: Array) -> tuple[Array, Array]:
     """Return log mix and q e^y/mix, where mix = 1 - q + q e^y, y = u/sigma - 1/(2 sigma^2) and 0 < q < 1."""
     xp = namespace(sigma, q, u)
     y = u / sigma - 0.5 / sigma**2
-    # log1p(q expm1(y)) is off by a few roundoffs, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels
-    # (`low`). The terms of y + log(q + (1 - q) e^-y) cancel if q e^y < 1, so such a y does not count as `high`.
+    # log1p(q expm1(y)) is accurate to a few roundoffs, except where e^y may overflow (`high`) or 1 + q expm1(y) cancels
+    # (`low`). For `high` the value is y + log(q + (1 - q) e^-y). Its two terms cancel if q e^y < 1, so `high` excludes
+    # such y.
     high, low = (y > 30.0) & (y > -xp.log(q)), (q > 0.5) & (y < -1.0)
     small = xp.exp(-xp.abs(y))
     grown = xp.expm1(xp.where(high, 0.0, xp.minimum(y, 709.0)))
@@ -145,7 +146,7 @@ def laplace_log_m(scale: Array, c: Array) -> Array:
 
 
 def _laplace_cumulants(scale: Array, c: Array) -> tuple[Array, Array, Array]:
-    """Return log M of a Laplace part and its first two derivatives in c, for `M = e^{c/scale} (1 + (1 + 2c e)/a)/2`."""
+    """Return log M of a Laplace part and its first two derivatives in c. M is e^{c/scale} `whole`/2."""
     xp = namespace(scale, c)
     a = 1.0 + 2.0 * c
     e, fallen = xp.exp(-a / scale), xp.expm1(-a / scale)
@@ -210,7 +211,7 @@ def saddle_point(
     target: Array,
     start: Array | None = None,  # the first c; if None, it is guessed from the mean and variance of the loss
     iterations: int = NEWTON_STEPS,
-    down: float = 12.0,  # the bracket of log c begins this far below its first value,
+    down: float = 12.0,  # the bracket of log c begins this far below the log of the first c,
     up: float = 4.0,  # and ends this far above
 ) -> Saddle:
     """Return the saddle point at which `quantity` ("epsilon", or the approximate "log_delta") is `target`."""

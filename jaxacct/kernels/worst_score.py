@@ -86,7 +86,7 @@ class Inner(NamedTuple):
 
 
 class Sketch(NamedTuple):
-    """Coarse rows and columns. With the integrand at the end of a column, a row adds gain - e^eps cost to the leak."""
+    """Coarse rows and columns. A row that is served at the end of a column adds gain - e^eps cost to the leak."""
 
     gain: Array  # (A, B) for A rows and B columns
     cost: Array  # (A, B)
@@ -98,7 +98,7 @@ class Sketch(NamedTuple):
 
 
 class Mesh(NamedTuple):
-    """The active rows of a mesh, and the columns after these rows, given by indices of the cells of a curve."""
+    """The active rows of a mesh, and the columns that lie beyond all active rows. All fields are indices of cells."""
 
     rows: Array  # (groups * lines + 1,) ascending from 0: where each active row begins, and where the last one ends
     columns: Array  # (columns,) cells at which the columns begin, ascending
@@ -124,7 +124,7 @@ def at_infinity(law: Repetitions, mass: Array, side: float) -> Array:
 
 
 def before(xp: Namespace, at: Array, x: Array, side: str = "left") -> Array:
-    """For each entry of x count the smaller entries of the short ascending `at`. Side "right" counts equal ones too."""
+    """For each entry of x, count the smaller entries of `at` (short, ascending). Side "right" counts equal ones too."""
     if xp is jnp:
         return jnp.searchsorted(at, x, side=side, method="compare_all")
     return np.searchsorted(at, x, side=side)  # type: ignore[call-overload]  # NumPy's types want a literal `side`
@@ -148,8 +148,9 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
         placed = xp.round(_between(levels, reach, sample.astype(q.dtype))).astype(sample.dtype)
         return xp.clip(placed, sample[0], sample[-1])  # a NaN was cast to an arbitrary integer, and is clipped
 
-    # All rows have about the same sum of three shares: of all cells, of the growth of log phi', and of the growth of
-    # log p. All columns have the same sum of the first two. phi' is evaluated at 384 cells of the curve.
+    # All rows have about the same size, and so have all columns. The size of a row is the sum of three shares: what the
+    # row has of all cells, of the growth of log phi', and of the growth of log p. For a column it is the first two.
+    # phi' is evaluated at 385 ends of cells.
     rows, columns = ((xp.arange(385) * size) // 384 for size in (above, cells))
     # A P-mass below 1e-18 counts as 1e-18, so that few rows lie there.
     rows = ends(rows, resolution.sketch[0], log(steep(law, 1.0 - p[rows]), 1e-300), log(p[rows], 1e-18))
@@ -190,8 +191,9 @@ def mesh(found: Sketch, ratio: Array, resolution: Resolution) -> Mesh:
     best = xp.maximum(xp.max(value, axis=1), 0.0)
     total = xp.sum(best) + 1e-300
     size = xp.arange(best.size)
-    # `error` is a row's best value plus an estimate of how much the mesh overstates the row. From a row to the next one
-    # the curve's log slope falls by `fall`, and phi' by the share `change`; over a group, by `lines` times as much.
+    # `error` is a row's best value plus an estimate of how much the mesh overstates the row. From one row to the next,
+    # the curve's log slope falls by `fall`, and phi' falls by the share `change` of itself. Over a group of `lines`
+    # rows, both fall by `lines` times as much.
     last = xp.max(xp.where(best > 3e-5 * total, size, 0))
     end = xp.minimum(last + 2, best.size)
     at = xp.argmax(value[xp.minimum(size, last)], axis=1)
@@ -263,12 +265,12 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
     size_q, size_p = xp.diff(row_q), xp.diff(row_p)
 
     def value(at: Array, size_q: Array, size_p: Array, u_q: Array, u_p: Array) -> tuple[Array, Array]:
-        """Return (gain - cost, cost), for w at the cells `at`, of rows of masses (size_q, size_p) near (u_q, u_p)."""
+        """Return (gain - cost, cost) of rows of masses (size_q, size_p) at (u_q, u_p), if served at the cells `at`."""
         cost = xp.where(size_q > 0.0, ratio * size_q * steep(law, curve.q[at] - u_q), 0.0)
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return for each end of a group the index in `at` of the largest gain - cost, or gain/cost if none is > 0."""
+        """Return, for each end of a group, where in `at` gain - cost is largest, or gain/cost if all gain <= cost."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
@@ -371,7 +373,7 @@ def epsilon(
 
     def unsettled(carry: tuple[Array, ...]) -> Array:
         i, start, low, _ = carry
-        # The best order for eps is nearly the best within 1e-3 of eps. At most five orders are tried.
+        # The order that is best for one eps is nearly the best up to 1e-3 from this eps. At most five orders are tried.
         return (i < 1) | ((i < 5) & (xp.abs(low - start) > 1e-3) & (low > 0.0))
 
     start = sketched_epsilon(seen, log_delta, highest)
@@ -382,7 +384,7 @@ def epsilon(
         i, _, here, best = carry
         known = lines(law, above, mesh(seen, xp.exp(here), resolution), places, resolution)
         upper = _crossing(lambda e: bound(known, xp.exp(e)), lower, xp.exp(log_delta), highest)
-        # A positive `lower` is proved, so an `upper` at or below it is wrong. With -inf `epsilon` returns (0, inf).
+        # A positive `lower` is proved. An `upper` at or below it is wrong and set to -inf: (0, inf) is then returned.
         upper = xp.where((upper > lower) | (lower == 0.0) & (upper >= 0.0), upper, -xp.inf)
         return i + 1, here, xp.minimum(upper, highest), xp.minimum(best, upper)
 
@@ -457,7 +459,7 @@ class Lines(NamedTuple):
 
 
 def _meet(curve: Outer, index: Array) -> tuple[Array, Array]:
-    """Return the points (q, p) where neighbouring lines meet: the tangents at the cells `index`, sorted on axis 0."""
+    """Return the points (q, p) where neighbouring lines meet. The lines are the tangents at the cells `index`."""
     xp = namespace(curve.q)
     a, b = index[:-1], index[1:]
     ratio, q, p, _ = curve

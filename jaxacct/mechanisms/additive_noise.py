@@ -24,7 +24,7 @@ from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Largest number of outcomes of integer noise that get a loss each. Of more, the discrete Gaussian makes groups."""
+"""Most outcomes that each get a loss of their own. More are grouped by DiscreteGaussian, refused by DiscreteLaplace."""
 MOST_GROUPED_OUTCOMES = 2**21
 """Largest number of outcomes of the discrete Gaussian; all of them are held in memory at once."""
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
@@ -34,7 +34,8 @@ REACH_IN_DEVIATIONS = 37.5
 LOSS_CELLS = 2048
 """Number of cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)
-"""Numbers of points of a Gaussian's profile for delta > e^-72, and down to e^-684. Chords add about 1e-5 to epsilon."""
+"""Numbers of points of a Gaussian's profile, at epsilon = mu (mu/2 + z). The first is for z from 0 to 12. The second is
+for z from 12 to 37, and again for z below 0. The chords between the points add about 1e-5 to epsilon."""
 
 
 @register
@@ -194,9 +195,9 @@ class DiscreteGaussian(_IntegerNoise):
     Parameters
     ----------
     sigma : array_like >= 0.01
-        Parameter in units of the statistic, at most some 27,900. Beyond, the Gaussian of the same sigma is close.
+        Parameter in units of the statistic, at most about 27,900. Beyond, Gaussian noise of the same sigma is close.
     sensitivity : int >= 1
-        Largest move of the statistic by a record under add/remove.
+        How far one record can move the statistic under add/remove.
 
     References
     ----------
@@ -374,7 +375,7 @@ def _pair(m: float, smoothness: float) -> FinitePair:
 
 
 def _above(m: float, smoothness: float, epsilon: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return (high - m)/R, (low - m)/R, high, low, R = e^smoothness: log N(m, R^2)/N(0, 1) is epsilon at high > low."""
+    """Return (high - m)/R, (low - m)/R, high, low. log N(m, R^2)/N(0, 1) is epsilon at high > low. R = e^smoothness."""
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)
     rise = 2.0 * smoothness + 2.0 * epsilon
     root = np.sqrt(m * m + more * rise)
@@ -396,7 +397,7 @@ def _wider(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 def _narrower(m: float, smoothness: float, epsilon: np.ndarray) -> np.ndarray:
-    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above, R = e^smoothness > 1. If R = 1, return 0: use `_wider`."""
+    """Bound H_{e^eps}(N(m, 1) || N(0, R^2)) from above, R = e^smoothness. If R = 1, return 0: `_wider` covers it."""
     from scipy import special
 
     ratio, more = np.exp(smoothness), np.expm1(2.0 * smoothness)

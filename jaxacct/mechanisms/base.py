@@ -73,8 +73,9 @@ class Mechanism(ABC):
     """Mechanism, or batch of mechanisms: one configuration for each element of the numeric fields' common shape.
 
     Subclasses are frozen dataclasses that ``register`` makes pytrees. A field named in ``constraints`` is numeric: the
-    constructor checks it (not tracers) and stores a float or a read-only float64 array. A pytree transformation may put
-    any object in a field: ``validated`` checks all. Mechanisms are equal if class, structure and numbers are equal.
+    constructor checks it and stores a float or a read-only float64 array. A tracer is stored unchecked. A pytree
+    transformation may put any object in a field: ``validated`` checks every field. Mechanisms are equal if class,
+    structure and numbers are equal.
 
     >>> from jaxacct.mechanisms import Gaussian
     >>> isinstance(Gaussian(1.0), Mechanism), Gaussian(1.0) == Gaussian(1), Gaussian(1.0).kind
@@ -89,7 +90,7 @@ class Mechanism(ABC):
     replaced_apart: ClassVar[bool] = False
     """True if no pair is known for a replaced record. A bound then counts one removal and one addition."""
     follows_relation: ClassVar[bool] = False
-    """True if the pair is derived for each relation. If False, a guarantee for one relation may have given it."""
+    """True if the pair is derived for each relation. If False, the pair may hold for one relation only."""
 
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):
@@ -130,7 +131,7 @@ class Mechanism(ABC):
         return False
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """Return for each release (noise multiplier, factors of the number of runs); None if one is not Gaussian."""
+        """Return (noise multiplier, factors of its number of runs) for each release; None unless all are Gaussian."""
         return None
 
     def of_every_relation(self) -> bool:
@@ -417,12 +418,12 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
     shape = batch_shape(cast(Any, mechanism)) or (1,)
     law = lambda value: value.flattened(shape).taken(rows)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # any warning was given when the mechanism was made
+        warnings.simplefilter("ignore")  # all warnings were given when the mechanism was made
         return cast(M, _picked(mechanism, shape, np.unravel_index(rows, shape), law))
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any], Any]) -> Any:
-    """Return the configurations at `index` of a mechanism or a tuple; `law` picks those of a law of the run number."""
+    """Return the configurations at `index` of a mechanism or a tuple; `law` does so for a law of the run number."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}

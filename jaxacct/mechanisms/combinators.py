@@ -260,10 +260,10 @@ def compose(*mechanisms: Mechanism) -> Composed:
 class ProposeTestRelease(Combinator):
     """Release ``mechanism`` only if a noisy distance says that the data is far from unstable data.
 
-    The distance to instability is the least number of steps of the neighbouring relation to data where ``mechanism``
-    lacks its guarantee. It is released with Laplace noise of scale ``test_scale``. If the noisy distance exceeds
-    ``threshold``, the mechanism is run. On two unstable neighbours the mechanism may reveal everything, but runs with
-    probability at most
+    Data is unstable where ``mechanism`` lacks its guarantee. The distance to instability is the least number of steps,
+    from neighbour to neighbour, that reach unstable data. The distance is released with Laplace noise of scale
+    ``test_scale``. If the noisy distance exceeds ``threshold``, the mechanism is run. On two unstable neighbours the
+    mechanism may reveal everything, but on each it is run with probability at most
 
         delta_infinity = e^{-threshold/test_scale}/2.
 

@@ -91,7 +91,7 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _corner(rho: float, xi: float) -> float:
-    """Return the least s with a proof of delta(0) <= tanh(s/2): the best test has two outputs, of log(p/q) s and -s."""
+    """Return the least s that proves delta(0) <= tanh(s/2). The best test has two outputs, with log(p/q) = s and -s."""
     c = _orders(rho, 4 * ORDERS)
     for _ in range(2):
         limit = c * (xi + rho * (1.0 + c))
@@ -110,7 +110,7 @@ def _corner(rho: float, xi: float) -> float:
 
 
 def _orders(rho: float, count: int) -> np.ndarray:
-    """Return a grid of alpha - 1. It ends above sqrt(-log(p)/rho), the most that outputs of chance p > 1e-300 need."""
+    """Return a grid of alpha - 1. It reaches sqrt(-log(p)/rho) for p = 1e-300. Outputs of more chance p need less."""
     return np.geomspace(LEAST_ORDER, 30.0 / np.sqrt(rho) + 1.0, count)
 
 

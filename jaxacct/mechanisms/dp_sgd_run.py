@@ -47,11 +47,11 @@ LENGTHS = ("steps", "epochs")
 OF_RULES = ("slots", "cap", "bands", "groups")
 """Numbers that only some batch rules take."""
 SOURCES = {names[0]: names[1:] for names in (RATES, LENGTHS)}
-"""For "sampling_probability" and for "steps": the numbers of which a run may give one instead."""
+"""Numbers that a run may give in place of "sampling_probability", and those in place of "steps"."""
 NOISE_RANGE = (0.1, 1e6)
 """Smallest and largest noise multiplier that searches try."""
 ROUNDING = 1e-15
-"""Relative error of a quotient that is allowed for when the quotient is rounded to whole steps or batches."""
+"""A quotient counts as a whole number (of steps or batches) if it differs from that number by at most this share."""
 
 
 @with_hints
@@ -90,9 +90,9 @@ def dp_sgd(
     length of the run by one of `steps` and `epochs`: `q = batch_size / dataset_size`, and `steps = ceil(epochs / q)`.
     With "cyclic_poisson" q is larger by the factor ``groups``, since a batch is drawn from one group.
 
-    For "cyclic_poisson" the answer, that of ``ceil(steps / groups)`` Poisson sampled Gaussians, is a bound for every
-    banded strategy of columns of norm at most 1. For ``strategies.Banded(bands, steps)``, `MatrixMechanism` gives less
-    epsilon if `groups` does not divide `steps`. The group of a record must not depend on other records.
+    For "cyclic_poisson" the answer is that of ``ceil(steps / groups)`` Poisson sampled Gaussians. It is a bound for
+    every banded strategy whose columns have norm at most 1. For ``strategies.Banded(bands, steps)``, `MatrixMechanism`
+    gives less epsilon if `groups` does not divide `steps`. The group of a record must not depend on other records.
 
     Parameters
     ----------
@@ -107,8 +107,8 @@ def dp_sgd(
         Number of records of the larger data set under add/remove.
     slots : array_like of whole numbers >= 1
         Number of batches of a round ("random_allocation") or of an epoch ("shuffled"); q = 1/slots. `batch_size` gives
-        `ceil(dataset_size / batch_size)` slots. For "shuffled" with `steps` it gives `floor` of this quotient: if a
-        loader drops a smaller last batch, an epoch is one step shorter, and `steps` steps are more epochs.
+        `ceil(dataset_size / batch_size)` slots. For "shuffled" with `steps` it gives the `floor` of this quotient: a
+        loader may drop a smaller last batch. Then an epoch has one step less, and `steps` steps take more epochs.
     epochs : array_like > 0
         Passes over the data.
     sampling : {"poisson", "random_allocation", "truncated_poisson", "without_replacement", "with_replacement", \
