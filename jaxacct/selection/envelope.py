@@ -97,7 +97,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
         if quantity == "delta":
             least = upper_delta(run, wanted.reshape(shape), side.forward, PROFILE_RTOL).reshape(-1)
         for here, base, one in each_pair(run, law, shape):
-            # one table serves all values of this base and law, and the smallest of their deltas decides where it ends
+            # one table serves all of `wanted[here]`; the smallest delta in `least[here]` decides where this table ends
             made, last = _of_table(base, one, float(np.min(least[here])), side)
             at = wanted[here]
             value[here] = np.maximum(value[here], made.leak(at) if quantity == "delta" else solved(made, at, last))
@@ -107,7 +107,7 @@ def upper(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: 
 @np.errstate(all="ignore")
 def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
     """Return for each delta an eps at which the bound `made` is at most delta, or inf if none is found."""
-    # it exceeds the least such eps by a small share of eps + `unit`
+    # the returned eps exceeds the least eps with this property by a small share of eps + `unit`
     low, high, done = np.zeros(delta.shape), np.full(delta.shape, LARGEST_EPS), np.zeros(delta.shape, bool)
     eps = low
     # Newton's method is applied to log(leak) as a function of eps. If this step leaves [low, high], it is replaced by
@@ -132,7 +132,7 @@ def solved(made: Envelope, delta: np.ndarray, unit: float) -> np.ndarray:
 
 
 def _of_table(run: Mechanism, law: Law, least: float, side: Sides) -> tuple[Envelope, float]:
-    """Return the envelope of `run` under `law`, and the last eps of run's table, which serves deltas >= `least`."""
+    """Return the envelope of `run` under `law` for deltas >= `least`, and the last eps of the table in the envelope."""
     table, (u, t) = table_of(*profile_points(run, least * TAIL_SHARE / max(law.mean, 1.0), side))
     lost = float(table.delta[-1])
     points = points_of(*lines(law, u, t), Table(table.ratio, table.delta - lost))
@@ -140,7 +140,7 @@ def _of_table(run: Mechanism, law: Law, least: float, side: Sides) -> tuple[Enve
 
 
 def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarray, np.ndarray]:
-    """Return (e^eps, upper bounds of delta), eps of both signs, until delta is within `level` of the infinite mass."""
+    """Return (e^eps, upper bounds of delta) at eps of both signs, up to a delta within `level` of the infinite mass."""
     ratio, _, high = known_bases(run)[0].profile.joined(side.direction)
     infinite = float(infinite_mass(run, side.forward))
     level = max(level, TAIL_SHARE * infinite, 1e-290)
@@ -185,7 +185,8 @@ def points_of(gain: np.ndarray, cost: np.ndarray, profile: Table, weight: float 
     """Return the `Points` for lines `r gain - cost` of ascending gain (README.md of this folder, "The envelope")."""
     if not (np.isfinite(gain).all() and np.isfinite(cost).all()):
         return Points(np.array([-np.inf]), np.array([np.inf]), profile)  # a NaN gives no bound, so return inf
-    # lower each cost to the least cost of any higher gain: for r >= 0 the line stays below the line of that gain
+    # Each cost is lowered to the least cost of the lines with a higher gain. For r >= 0, the changed line is still
+    # below the line that this cost came from.
     cost = np.minimum.accumulate(cost[::-1])[::-1]
     with np.errstate(divide="ignore", over="ignore"):
         # lines before `first` are dropped: at every r each lies below line `first` or below 0

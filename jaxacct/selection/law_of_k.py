@@ -75,7 +75,7 @@ class Law(ABC):
         _ = self.shape
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Give a subclass with its own `generating` the other formulas of `Law`, unless it defines them itself."""
+        """Replace inherited `slopes`, `steepness` and `rise` by those of `Law` if a subclass defines `generating`."""
         super().__init_subclass__(**options)
         if "generating" in cls.__dict__:
             for name in ("slopes", "steepness", "rise"):
@@ -136,7 +136,7 @@ class Law(ABC):
         Parameters
         ----------
         rng : random.Random, optional
-            The default is the operating system's.  Give `rng` only to repeat an experiment without private data.
+            Defaults to the operating system's generator.  Give `rng` only to repeat an experiment without private data.
         """
         if self.shape:
             raise InputError(f"a batch of laws of shape {self.shape} has no single K; sample one law at a time")
@@ -607,9 +607,9 @@ def largest_k(law: Law) -> float:
 
 
 def derivative(law: Law, order: int) -> tuple[float, Law]:
-    """Return (scale, law of psi) with phi^(order) = scale psi', where phi and psi are generating functions.
+    """Return (scale, other law) with phi^(order) = scale psi', where phi generates `law` and psi the other law.
 
-    The scale is 0 if K is always below `order` >= 1 (README.md of this folder, "The best j").
+    The scale is 0 if K is always below `order` >= 2 (README.md of this folder, "The best j").
 
     >>> from jaxacct import selection
     >>> derivative(selection.Binomial(4, 0.5), 3)

@@ -32,7 +32,7 @@ WORST_CASE = "worst_case"
 WIDE = 0.01
 """If the relative width of a bracket exceeds this, other bounds are evaluated as well."""
 ONE_DELTA = "the cheaper mechanism is chosen for one delta"
-"""The reason that `rounds` states if `target_delta` or `count` is not a single number."""
+"""Why `target_delta` and `count` of `rounds` must be single numbers: the end of the message that refuses an array."""
 
 
 @register
@@ -102,7 +102,7 @@ class Selection(AnySelection):
 
 
 class OfSelections(MechanismEngine):
-    """The engine of all selections but adaptive ones with a fixed K. Other engines answer those as compositions."""
+    """The engine of all selections except adaptive ones with a fixed K, which other engines answer as compositions."""
 
     name = "selection"
     classes = (Selection, AdaptiveSelection, TopSelection)
@@ -207,9 +207,9 @@ def rounds(
     """Make the mechanism of several selections in sequence: in round r the best of K_r candidates is public.
 
     The candidates of a round are i.i.d. from one law of configurations, which may depend on the *public* winners of
-    earlier rounds in any way.  Two mechanisms bound the whole at every delta: the composition of the rounds, of kind
-    "bound", and, if all K_r are fixed or all are Poisson, `sum_r K_r` adaptive candidates.  The one with the smaller
-    epsilon at target_delta is returned.
+    earlier rounds in any way.  Two mechanisms bound all rounds together at every delta: the composition of the rounds,
+    of kind "bound", and, if all K_r are fixed or all are Poisson, `sum_r K_r` adaptive candidates.  The mechanism with
+    the smaller epsilon at target_delta is returned.
 
     Parameters
     ----------

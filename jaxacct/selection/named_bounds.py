@@ -108,7 +108,7 @@ def _least(high: np.ndarray, value: Callable[[np.ndarray], np.ndarray]) -> np.nd
 
 
 def by_renyi(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of `quantity` from the selection's Rényi divergences, the largest over the directions."""
+    """Bound `quantity` from the selection's Rényi divergences in each direction. Return the larger upper bounds."""
     shape = np.broadcast_shapes(batch_shape(run), law.shape, given.shape)
     convert = epsilon_from_renyi if quantity == "epsilon" else delta_from_renyi
     value = np.zeros(())
@@ -243,8 +243,8 @@ def by_monotone_score(quantity: str, run: Mechanism, law: Law, given: np.ndarray
     mu, given = (np.broadcast_to(x, shape).reshape(-1) for x in (mu.reshape(batch_shape(run)), given))
     mean = np.broadcast_to(law.mean, shape).reshape(-1)
     if quantity == "epsilon":
-        # The winner's mass farther than `far` from a mean is at most 1e-9 delta, so no nodes are needed there. Beyond
-        # the nodes the log ratio is taken to be monotone.
+        # At most 1e-9 delta of the winner's mass is farther than `far` from the mean of the draws, so no nodes are
+        # needed there. Beyond the nodes the log ratio is taken to be monotone.
         far = np.sqrt(2.0 * np.maximum(np.log(mean / 1e-9) - np.log(given), 0.0))
     else:
         # the base's loss is eps at the outcome given/mu + mu/2, and `far` goes 2 standard deviations beyond

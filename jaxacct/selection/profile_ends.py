@@ -47,11 +47,11 @@ from jaxacct.selection.worst_case import known_bases
 MASS_ERROR = 16.0 * ROUNDOFF
 """Bound of the absolute error of a mass or of a difference of two masses. Masses are at most 1; roundings are few."""
 RELATIVE_ERROR = 4e-12
-"""Upper bound of the relative errors of masses, phi and phi'; so large since phi' is computed as e^x, with x to 700."""
+"""Upper bound of the relative errors of masses, phi and phi'. It is large because phi' is e^x with |x| up to 700."""
 ROUNDED_UP = 1.0 + 1e-11
 """Factor by which the bounds from the base alone are rounded up. It covers the rounding error of each formula."""
 LOG_ODDS_FIRST, LOG_ODDS_LAST = -40.0, 60.0
-"""Cells of v = 1/(1 + e^-s) go from the first of these s, where v is 4e-18, to the last, where 1 - v is 1e-26."""
+"""The range of s for cells of v = 1/(1 + e^-s), from v = 4e-18 to 1 - v = 1e-26. The last cell goes on to v = 1."""
 FIRST_CELLS, MOST_CELLS, PIECES_PER_CUT = 4096, 2**18, 4
 """The search over v begins with FIRST_CELLS cells, cuts cells into PIECES_PER_CUT pieces, and ends at MOST_CELLS."""
 RATIO_TOLERANCE = 1e-8
@@ -172,7 +172,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
 
 
 def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.ndarray]:
-    """Return `Limits.gain` and `cost`. Each order puts part of the outcome of largest loss just above ranks <= v."""
+    """Return `Limits.gain` and `cost`. In each order, part of the largest-loss outcome outscores only ranks up to v."""
     top, mass = _most_revealing(parts)
     if not 0.0 < top < LARGEST_LOSS:
         return np.zeros(0), np.ones(0)
@@ -187,7 +187,7 @@ def orders(parts: Components, curve: Curve, law: Law) -> tuple[np.ndarray, np.nd
 
 
 def largest_loss_reached(parts: Components, curve: Curve, law: Law) -> float:
-    """Return a lower bound of the largest loss that orders as in `orders` reach, for v at the knots of the curve."""
+    """Return a lower bound of the largest loss under the orders of scores in `orders`, with v at the curve's knots."""
     top = _most_revealing(parts)[0] * (1.0 - 32.0 * ROUNDOFF)
     if not top > 0.0:
         return 0.0

@@ -177,8 +177,8 @@ def _envelope(run: Mechanism, law: Law, top: int, side: Sides, level: float) -> 
     """Return one direction's envelope for deltas >= `level`, and the largest eps in the profile of `top` runs."""
     parts = components(run, "add_or_remove_one", side.direction)
     # `apart`, the base's mass at infinity, is subtracted from the profiles and the curve; `Envelope.start` bounds what
-    # it adds to delta. The subtraction is sound only if the mass is exact. A pair that merely dominates the base may
-    # have more mass at infinity, and then `apart` is 0.
+    # this mass adds to delta. The subtraction is sound only if the mass is exact. A pair that merely dominates the base
+    # may have more mass at infinity, so `apart` is 0 unless the kind of the base is "certified".
     certain = run.kind_under("add_or_remove_one", composed=True) == "certified"
     apart = float(np.abs(parts.delta_infinity[0])) * (1.0 - RELATIVE_ERROR) if certain else 0.0
     apart = apart if apart >= LEAST_DELTA else 0.0  # a smaller mass may be only the cut-off tail of a table

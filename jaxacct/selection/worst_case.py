@@ -58,9 +58,9 @@ def known_bases(run: Mechanism, coarse: bool = False) -> list[Base]:
 
 
 def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str, width: float = 0.0) -> np.ndarray:
-    """Return brackets (2, *shape) of "epsilon" or "delta". Refine each wider than WIDTH and `width` times its value."""
+    """Return brackets (2, *shape) of "epsilon" or "delta". Refine those wider than WIDTH and the relative `width`."""
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": law.shape, quantity: np.shape(values)})
-    # coarse curves are narrow enough for a `width` of 1e-3 or more
+    # coarse curves give brackets that are narrow enough for a finite `width` of 1e-3 or more
     known = [each.curves for each in known_bases(run, 1e-3 <= width < np.inf)]
     size = int(np.prod(shape))
     base = np.broadcast_to(np.arange(len(known)).reshape(batch_shape(run)), shape).reshape(-1)
@@ -91,7 +91,7 @@ def bracket(quantity: str, run: Mechanism, law: Law, values: Any, relation: str,
 def _solved(
     quantity: str, stacked: Any, rows: tuple[np.ndarray, Law, np.ndarray], width: float, plain: bool, other: np.ndarray
 ) -> np.ndarray:
-    """Return brackets (2, B) of the larger of this direction's `quantity` and the quantity that `other` brackets."""
+    """Compute brackets (2, B) of `quantity` in this direction. Return the larger of their ends and those of `other`."""
     (base, laws, values), once = rows, width == np.inf
     first = MIDDLE if once and quantity == "delta" else QUICK
     low, high = _run(quantity, first, stacked, base, laws, values, plain)

@@ -80,7 +80,7 @@ class Toeplitz(ToeplitzStrategy):
     Parameters
     ----------
     coefficients : c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
-    steps, epochs : n >= p, the size of the matrix, and the number of fixed epochs of the errors, a divisor of n.
+    steps, epochs : n >= p, the size of the matrix, and the number of fixed epochs that errors assume, a divisor of n.
 
     References
     ----------
@@ -106,7 +106,7 @@ class Identity(ToeplitzStrategy):
 
     Parameters
     ----------
-    steps, epochs : n, the size of the matrix, and the number of fixed epochs of the errors, a divisor of n.
+    steps, epochs : n, the size of the matrix, and the number of fixed epochs that errors assume, a divisor of n.
 
     References
     ----------
@@ -161,7 +161,7 @@ class BLT(ToeplitzStrategy):
     Parameters
     ----------
     buffers : d, the number of terms of the sum over k, and the number of noise buffers that a run keeps.
-    steps, epochs : n, the size of the matrix, and the number of fixed epochs of the least error, a divisor of n.
+    steps, epochs : n, the size of the matrix, and the number of fixed epochs for search and errors, a divisor of n.
     scales, decays : d numbers each, scales > 0 and 0 <= decays < 1, if known; otherwise they are searched for.
 
     References
@@ -217,7 +217,7 @@ class BandedInverse(ToeplitzStrategy):
     Parameters
     ----------
     inverse_bands : p, the number of bands of C^-1.
-    steps, epochs : n, the size of the matrix, and the number of fixed epochs of the least error, a divisor of n.
+    steps, epochs : n, the size of the matrix, and the number of fixed epochs for search and errors, a divisor of n.
     inverse : the first column d_0 > 0, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 
     References
@@ -294,7 +294,7 @@ def require_range(name: str, values: np.ndarray) -> None:
 class ColumnNormalised(Strategy):
     """The banded matrix with columns of norm 1 whose prefix sums have the least mean squared error.
 
-    The last columns of ``Banded`` are cut off to norms below 1; its error is some 2 to 5 % larger (README.md, "Error").
+    ``Banded`` cuts off its last columns to norms below 1 and has about 2 to 5 % more error (README.md, "Error").
 
     Parameters
     ----------
@@ -361,7 +361,7 @@ class PrefixSum(Strategy):
 
     Parameters
     ----------
-    steps, epochs : n, the number of leaves, and the number of fixed epochs of the errors, a divisor of n.
+    steps, epochs : n, the number of leaves, and the number of fixed epochs that errors assume, a divisor of n.
     restarts : the number of blocks, a divisor of n; each has its own trees.  ``restarts = epochs``: a block per epoch.
 
     References
@@ -404,7 +404,7 @@ class PrefixSum(Strategy):
 
     @property
     def overlap(self) -> int:
-        # the leaves of the largest node: two steps that are this far apart share no node
+        # the number of leaves of the largest node: steps at least this many apart share no node
         return 1 << (self.block.bit_length() - 1)
 
     def lags(self, count: int) -> np.ndarray:
