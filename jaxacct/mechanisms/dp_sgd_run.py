@@ -191,8 +191,8 @@ def described(given: Mapping[str, Any], sampling: str, group: int = 1, unknown: 
             require_at_most("batch_size", batch, "dataset_size / groups", size / groups, remedy)
         fields["sampling_probability"] = _plain(np.minimum(groups * batch / size, 1.0))
         if rule.in_passes:
-            # A loader may drop a smaller last batch. Each epoch then has one step less, and the given `steps` are more
-            # epochs. To count these epochs too, the quotient is rounded down unless `epochs` are given.
+            # If all batches have one size, a loader may drop a smaller last batch. An epoch then has one step less, and
+            # the same `steps` take more epochs. So `slots` is rounded down, unless `epochs` are given.
             dropped = rule.of_one_size and "epochs" not in fields
             whole = np.floor(size / batch * (1.0 + ROUNDING)) if dropped else np.ceil(size / batch * (1.0 - ROUNDING))
             fields["slots"] = _plain(np.maximum(whole, 1.0))
@@ -272,7 +272,7 @@ class Rule(NamedTuple):
     takes: tuple[str, ...]  # numbers of a run that `step` takes
     taken_for_groups: tuple[str, ...] = ()  # further numbers that `step` takes if a group of records is protected
     in_passes: bool = False  # a record is in one batch of each round or epoch, which has `slots` batches
-    in_turns: bool = False  # step i draws from record group i mod `groups`, and `bands` steps share noise
+    in_turns: bool = False  # step i draws from record group i mod `groups`; noise is shared by `bands` steps
     of_one_size: bool = False  # every batch has the same whole number of records
     relation: str = "add_or_remove_one"  # neighbouring relation if the caller gives none
     instead_of_groups: str = ""  # "" if groups of records are supported, else the call that the error suggests
@@ -284,7 +284,7 @@ class Rule(NamedTuple):
 
     @property
     def period(self) -> str:
-        """Return which number counts the steps of a round, epoch or turn of all groups: "slots", "groups" or ""."""
+        """Return "slots" (the steps of a round or epoch), "groups" (the steps of one turn for each group), or ""."""
         return "slots" if self.in_passes else "groups" if self.in_turns else ""
 
     def knows(self, name: str) -> bool:
@@ -328,7 +328,7 @@ MEANING = {
     "batch_size": "the number of draws of a step",
     "bands": "the number of steps that share noise",
 }
-"""For each number that a batch rule may need, the words of the error message that the number is missing."""
+"""Meanings of the numbers that a batch rule may need. The error for a missing number states its meaning."""
 
 
 def _plain(value: Any) -> float | np.ndarray:

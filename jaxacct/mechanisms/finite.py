@@ -205,10 +205,10 @@ def once(pair: FinitePair, direction: str) -> list[tuple[Part, np.ndarray]]:
 
 
 def log_mixture(loss: np.ndarray, rate: np.ndarray, excess: np.ndarray | None = None) -> np.ndarray:
-    """Return log(1 - q + q e^loss) of finite losses and rates q. The error is <= 16 roundoffs of the value + 1e-323."""
-    given = np.nan if excess is None else excess  # where it is finite, e^loss - 1, more accurate than from the loss
+    """Return log(1 - q + q e^loss) of finite losses and rates q. The error is <= 1e-323 + 16 roundoffs of the value."""
+    given = np.nan if excess is None else excess  # e^loss - 1, used where finite: more accurate than expm1(loss)
     loss, q, given = np.broadcast_arrays(*(np.asarray(x, np.float64) for x in (loss, rate, given)))
-    large = loss > 700.0  # then e^loss might overflow, and is the square of e^(loss/2)
+    large = loss > 700.0  # here e^loss might overflow, so q e^loss is computed from e^(loss/2)
     with np.errstate(over="ignore", invalid="ignore"):
         half = np.exp(0.5 * np.where(large, loss, 0.0))
         risen = np.where(np.isfinite(given), given, np.expm1(np.where(large, 0.0, loss)))

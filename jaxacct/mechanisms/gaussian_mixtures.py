@@ -39,7 +39,7 @@ class Mixture(NamedTuple):
 
 
 def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
-    """Return ends of half lines, from low - 37 to high + 37, for means in [low, high], `fineness` times as many."""
+    """Return ends of half lines, low - 37 to high + 37, for means in [low, high]. `fineness` scales their number."""
     far = QUANTILES_PER_TAIL * fineness
     below, above = np.linspace(-37.0, -9.0, far)[:-1] + low, np.linspace(9.0, 37.0, far)[1:] + high
     return np.concatenate([below, np.linspace(low - 9.0, high + 9.0, CENTRAL_QUANTILES * fineness), above])
@@ -69,7 +69,7 @@ def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -
 
 
 def profile_of_points(forward: Points, reverse: Points, scale: float) -> FinitePair:
-    """Return a pair that dominates all with profiles below the points: `forward` for remove, `reverse` for add."""
+    """Return a pair that dominates every pair with profiles below the points `forward` (remove) and `reverse` (add)."""
     # `scale` is the largest shift of a mean, in standard deviations
     least = LEAST_RELATIVE_GAP * scale
     # raise small eps to `least`: a profile falls, so the delta of a point also bounds delta at any larger eps

@@ -169,7 +169,7 @@ def bands_of(strategy: Strategy, bins: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normals_of(strategy: Strategy, bins: int, noise: float) -> Bins:
-    """Return as `Bins` the normal variables, one for each bin, of which the run's likelihood ratio is a function."""
+    """Return `Bins`: one normal variable for each bin. The run's likelihood ratio is a function of these variables."""
     diagonal, beside = bands_of(strategy, bins)
     rows = -(-strategy.steps // bins)
     by_bin = lambda values: np.pad(values / noise, (0, rows * bins - values.size)).reshape(rows, bins).T
@@ -196,8 +196,8 @@ def epsilon_of_bins(strategy: Strategy, bins: int, noise: float, signs: list[flo
     profile, found = contours_of(strategy, bins, noise), np.zeros(3)
     mu = _largest(profile)
     eps = np.linspace(0.0, mu * (0.5 * mu + 40.0), 4001)
-    # the Gaussian that also reveals the bin bounds the run: eps is at most the first grid point where its delta is at
-    # most `delta` (at the last point it counts as 0)
+    # A Gaussian mechanism that also reveals the bin has at least the run's delta. So eps is at most the first grid
+    # point where the Gaussian's delta is <= `delta`. At the last grid point the Gaussian's delta counts as 0.
     most = float(eps[np.argmax(np.append(profile_of_gaussian(mu, eps[:-1]), 0.0) <= delta)])
     for sign in signs:
         if not found[0] or profile.known(sign, found[:1])[2, 0] > delta:  # else eps in this direction is <= found[0]
@@ -209,7 +209,7 @@ def delta_of_bins(
     strategy: Strategy, bins: int, noise: float, signs: list[float], epsilon: np.ndarray, width: float, least: float
 ) -> np.ndarray:
     """Return (lower, estimate, upper) of delta at K eps, (3, K): the largest over the directions `signs`."""
-    # the brackets aim at the relative width `width`; that of a delta below `least` may be wider
+    # brackets aim at the relative width `width`; where delta is below `least`, they may be wider
     profile = contours_of(strategy, bins, noise)
     at, back = np.unique(epsilon, return_inverse=True)
     found, largest = np.zeros((3, at.size)), profile_of_gaussian(_largest(profile), at)
@@ -229,7 +229,7 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
     """Return two profiles of a run, for remove and for add. Each brackets delta at some hundred values of eps."""
     profile = contours_of(strategy, bins, noise)
     mu, found = _largest(profile), []
-    # `losses_for` takes a number of slots: choose it so that its likelihood ratio has the bins' standard deviation
+    # `slots` is chosen so that random allocation's likelihood ratio has the standard deviation of the bins' ratio
     slots = max(np.expm1(min(mu * mu, 600.0)) / profile.bins.deviation**2, 1.0)
     with waiting(2, "directions of a round") as work:
         for sign, least in ((1.0, 3e-10), (-1.0, 1e-16)):

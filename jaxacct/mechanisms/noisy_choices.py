@@ -283,13 +283,14 @@ class NumericSparse(Mechanism):
 @register
 @dataclass(frozen=True, eq=False)
 class PartitionSelection(Mechanism):
-    """Release keys (partitions) of a table of counts, or noisy counts above a threshold. The keys need not be public.
+    """Release keys (partitions) of a table of counts, alone or with noisy counts. The keys need not be public.
 
     A record adds at most 1 to the count of a key, for at most ``contributions`` keys. Whether a key is released, and
-    with which noisy count, is decided for each key by itself, with (epsilon, delta)-DP for one record more or less. A
-    key with count 0 is never released. `jaxacct.samplers` has two such rules. The release counts as a composition of k
-    (epsilon, delta)-DP mechanisms. k is ``contributions``, doubled under ``replace_one``, since the record leaves some
-    keys and enters others. ``kind`` is "bound". At deltas below 1 - (1 - delta)^k epsilon is infinite.
+    with which noisy count, is decided for each key by itself. If a record is added or removed, this decision is
+    (epsilon, delta)-DP. A key with count 0 is never released. `jaxacct.samplers` has two such rules. The release counts
+    as a composition of k (epsilon, delta)-DP mechanisms. k is ``contributions``, doubled under ``replace_one``, since
+    the record leaves some keys and enters others. ``kind`` is "bound". At deltas below 1 - (1 - delta)^k epsilon is
+    infinite.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ LEAST_GAP = 1e-9
 FAR_LOSS = 1e300
 """Losses from here on count as infinite."""
 MASS_ROUNDING_UNITS = 8.0
-"""Relative error, in units of ROUNDOFF, of each of a mass's two terms. The mass is raised by both errors."""
+"""A mass is a difference of two terms. Each has this relative error (in ROUNDOFF). Both errors raise the mass."""
 LEAST_POINT = 1e-12
 """A smaller first epsilon counts as 0, since the masses of its pair would be lost to rounding."""
 
@@ -92,8 +92,8 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
     """Return the PrivacyProfile of a privacy loss L given by its distribution functions under P and under Q.
 
     delta is Pr_P[L > eps] - e^eps Pr_Q[L > eps] for remove, and Pr_Q[L <= -eps] - e^eps Pr_P[L <= -eps] for add.
-    Between the epsilons of the grid the profile is taken to be the chord, and beyond the last one constant. The answers
-    are therefore upper bounds for every grid, and near the truth for a fine grid.
+    Between the epsilons of the grid the profile is taken to be the chord. Beyond the last epsilon the profile is taken
+    to be constant. The answers are therefore upper bounds for every grid, and near the truth for a fine grid.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def profile_from_cdfs(p_cdf: Callable[[Any], Any], q_cdf: Callable[[Any], Any], 
 
 @np.errstate(over="ignore")
 def pair_of_profile(epsilon: np.ndarray, delta: np.ndarray, reverse: np.ndarray) -> FinitePair:
-    """Return the pair that dominates all with these points, (K,) each; `epsilon` ascends, a delta of NaN is 1."""
+    """Return the pair that dominates every pair with these points, (K,) each. `epsilon` ascends; a NaN delta is 1."""
     delta, reverse = (np.where(np.isnan(x), 1.0, x) for x in (delta, reverse))
     if 0.0 < epsilon[0] < LEAST_POINT:  # delta(0) <= delta(eps) + e^eps - 1
         first = np.append(np.expm1(epsilon[0]) * (1.0 + 4.0 * ROUNDOFF), np.zeros(epsilon.size - 1))
@@ -212,11 +212,11 @@ def _hull(epsilon: np.ndarray, f: np.ndarray, points: np.ndarray) -> list[int]:
         above = slope[:-1] / -np.expm1(-gap[:-1]) - slope[1:] / np.expm1(gap[1:]) <= 0.0
         if not above.any():
             return [int(k) for k in points]
-        # of adjacent points above chords drop every second one, since some only seem so by rounding
+        # in a row of points above their chords drop every second point: rounding may put a point above its chord
         place = np.arange(above.size)
         odd = (place - np.maximum.accumulate(np.where(above, -1, place))) % 2 == 1
         points = np.delete(points, 1 + np.flatnonzero(above & odd))
-    # If the last point is low, each of the 30 passes drops only one point. So this loop takes the points one by one.
+    # 30 passes may be too few: if the last point is low, a pass drops only one point. Then one sweep finds the hull.
     chain: list[int] = []
     for k in map(int, points):
         while len(chain) > 1:
@@ -247,7 +247,7 @@ def _fall(epsilon: np.ndarray, f: np.ndarray, chain: list[int], centre: float) -
 def _bridge(
     epsilon: np.ndarray, f: np.ndarray, r: np.ndarray, right: list[int], left: list[int]
 ) -> tuple[float, list[int], list[int]]:
-    """Join the hulls of both directions by a tangent. Return its value at eps 0, and the points left in each hull."""
+    """Join the hulls of both directions by a tangent. Return the tangent's value at eps 0 and the new hulls."""
     right, left = list(right), list(left)
     while True:
         a, b = epsilon[left[0]], epsilon[right[0]]
@@ -331,7 +331,7 @@ def lowered_part(p: np.ndarray, q: np.ndarray) -> FinitePart:
         loss = np.log(p) - np.log(q)
         lowest = int(np.argmin(loss))
         p[lowest] += rest
-        # `rest` raises this atom's loss, but at most to the next loss: lowering a loss only lowers delta
+        # `rest` raises the loss of this atom. The loss is cut at the next larger loss, which only lowers delta.
         others = np.delete(loss, lowest)
         most = float(others.min()) if others.size else 0.0
         loss[lowest] = min(np.log(p[lowest]) - np.log(q[lowest]), most)
@@ -352,7 +352,7 @@ def _lowest_as_one(p: np.ndarray, q: np.ndarray, loss: np.ndarray, mass: float) 
 def _joined(
     epsilon: np.ndarray, delta: np.ndarray, back: np.ndarray, reverse: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (eps, delta, reverse) at every eps of either direction. At eps where one has no point, its delta is 1."""
+    """Return (eps, delta, reverse) at every eps of either direction. Where a direction has no point, its delta is 1."""
     both = np.union1d(epsilon, back)
     f, r = np.ones(both.size), np.ones(both.size)
     f[np.searchsorted(both, epsilon)], r[np.searchsorted(both, back)] = delta, reverse

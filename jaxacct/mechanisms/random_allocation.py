@@ -75,12 +75,12 @@ class RandomAllocation(Mechanism):
     add, remove and zero-out, also for adaptive releases. ``ja.repeat(RandomAllocation(Gaussian(1.0), 100), epochs)``
     draws a fresh allocation in every round; its answer is a certified bracket. With k participations, 1 < k < t, the
     answer is a bound: that of a mechanism that splits the slots at random into k blocks, reveals the blocks, and draws
-    one slot in each. With k = t a round is t plain releases. A replacement counts as a removal and an addition. Its
-    answer is a bound, and so are Rényi divergences and private selections.
+    one slot in each. With k = t a round is t plain releases. For k < t a replacement counts as a removal and an
+    addition, and its answer is a bound. Rényi divergences and private selections for k < t are bounds, too.
 
     The draws of different records must be independent. A shuffle into slots of equal size is not covered, because the
-    other records' slots then depend on the record's slot. For t = 2 and sigma = 1 its delta(1) is at least .1172, and
-    that of random allocation .0592.
+    other records' slots then depend on the record's slot. For t = 2 and sigma = 1 the shuffle's delta(1) is at least
+    .1172, and random allocation's delta(1) is .0592.
 
     For a base of finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) the
     answer is exact under add, remove and zero-out, for any number k of participations. A round may have at most

@@ -176,7 +176,7 @@ class PoissonSampled(OfGaussianMixtures):
         return "bound" if bound else base.kind_of_bracket(relation, composed)
 
     def several(self, relation: str) -> Several | None:
-        """Return the releases of the sample. Return None for a single one, or if their profile does not give delta."""
+        """Return the sample's releases, or None if there is only one, or if their profile does not determine delta."""
         base, rate = self._flat()
         if isinstance(base, BaseMechanism) or (relation == "replace_one" and self._draws()):
             return None
@@ -227,7 +227,7 @@ class PoissonSampled(OfGaussianMixtures):
         return found
 
     def _flat(self, up: bool = False) -> tuple[Mechanism, np.ndarray]:
-        """Return the innermost base, its Gaussians joined (noise rounded up if `up`, else down), and the whole rate."""
+        """Return (innermost base, product of rates). Gaussians become one, noise rounded up if `up`, else down."""
         rate = np.asarray(self.sampling_probability, np.float64)
         if not isinstance(self.mechanism, PoissonSampled):
             base: Mechanism = self.mechanism
@@ -257,7 +257,7 @@ def _branch_sampled(branch: Branch, rate: float) -> Branch:
 
 
 def _under(relation: str) -> str:
-    """Return the relation of the unsampled releases that bounds the sampled ones under `relation`."""
+    """Return the relation under which to take the releases' pair. Sampling this pair gives a bound under `relation`."""
     return relation if relation == "replace_one" else "add_or_remove_one"
 
 
@@ -510,11 +510,11 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     Adding or removing a record replaces a record of the sample. So let (P, Q) be the base's pair under ``replace_one``,
     which has twice the sensitivity of add/remove. The pair of the sampled step is ((1-g) Q + g P, Q) for remove, and
     (Q, (1-g) Q + g P) for add. Under ``replace_one`` the sampled step has the profile H_a((1-g) Q + g P || Q) for
-    a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If the base's pair is not symmetric, the larger of the profiles of
-    (P, Q) and (Q, P) replaces both (README.md, "Two orders of a replaced record"). This larger profile, and that of
-    ``replace_one``, may belong to no single pair of data sets. So their repetitions, compositions and Rényi divergences
-    are bounds. For Gaussian and Laplace bases epsilon under ``replace_one`` is a bound, about 1e-5 above the exact
-    value. A composition inside runs on one sample, as in `PoissonSampled`.
+    a >= 1 and H_a(P || (1-g) P + g Q) for a < 1. If (P, Q) is not symmetric, it is replaced by the pair whose
+    profile is the larger of the profiles of (P, Q) and (Q, P) (README.md, "Two orders of a replaced record"). This
+    larger profile, and that of ``replace_one``, may belong to no single pair of data sets. So their repetitions,
+    compositions and Rényi divergences are bounds. For Gaussian and Laplace bases epsilon under ``replace_one`` is a
+    bound, about 1e-5 above the exact value. A composition inside runs on one sample, as in `PoissonSampled`.
 
     Under ``zero_out`` a record contributes 0 but keeps its slot. A Gaussian base has a pair of its own for this
     (README.md, "Zero-out where the slot is kept"). Other bases use the pair of ``replace_one``, which is a bound.
@@ -621,7 +621,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return not self.ordinary() or self._base() != self._base(up=True)
 
     def several(self, relation: str) -> Several | None:
-        """Return the releases of the sample. Return None for a single one, or if their profile does not give delta."""
+        """Return the sample's releases, or None if there is only one, or if their profile does not determine delta."""
         base = self._base()
         if isinstance(base, BaseMechanism) or relation == "zero_out":
             return None
@@ -664,7 +664,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return relation in LOSS_OF_PRESENCE
 
     def _rows(self) -> list[tuple[float, ...]]:
-        """Return (sigma, sampling ratio, batch size; 0 unless group > 1) of every configuration."""
+        """Return (sigma, sampling ratio, batch size) of every configuration. The batch size is 0 if `group` is 1."""
         size = self._batch_sizes() if self.group > 1 else 0.0
         return rows_of(self, cast(Gaussian, self._base()).noise_multiplier, self.sampling_ratio, size)
 

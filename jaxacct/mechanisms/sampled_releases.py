@@ -1,4 +1,4 @@
-"""Several releases from one sample. Sampling acts on a pair that dominates their composition, and on one below it.
+"""Several releases from one sample. Sampling acts on two pairs, above and below the releases' composition.
 
 The two pairs are the ends of the composition's bracketed profile (README.md, "Several releases from one sample").
 """
@@ -40,7 +40,7 @@ from jaxacct.mechanisms.profile import (
 )
 
 POINTS = 480
-"""Most intervals of a profile. If n divides it, they end where the profile of n equal releases may bend."""
+"""Largest number of intervals of a profile. If n divides it, intervals end where n equal releases' profile may bend."""
 BEYOND = 1e5
 """Largest loss at which a profile is bracketed; delta at this loss counts as the mass at infinity."""
 KEPT = 256
