@@ -262,3 +262,11 @@ def test_a_base_whose_pair_joins_several_is_only_bounded(law, candidates):
     assert ja.epsilon(ja.repeat(base, 3), 1e-3).kind == "bound"
     found = ja.epsilon(selection.select(base, law, candidates=candidates), 1e-3)
     assert found.kind == "bound" and found.lower == 0.0 < found.upper
+
+
+def test_nodes_added_in_the_last_round_have_their_deltas(monkeypatch):
+    run = adaptive(ja.dp_sgd(1.0, 0.01, 100), selection.Geometric(0.01))
+    narrow = ja.delta(run, 2.0)
+    monkeypatch.setattr(adaptive_selection, "MOST_ROUNDS", 1)
+    wide = ja.delta(run, 2.0)
+    assert wide.lower <= narrow.lower <= narrow.upper <= wide.upper

@@ -225,10 +225,10 @@ class Mixture:
     def at(self, eps: float, width: float) -> Sum:
         """Return the bracket of the sum at one eps. Add nodes until the bracket's relative width is at most `width`."""
         known: dict[int, np.ndarray] = {}
-        for _ in range(MOST_ROUNDS):
+        for turn in range(MOST_ROUNDS + 1):
             low, high = self._known(known, eps)
             found = self._summed(low, high)
-            if not self._refined(low, high, width * found.high):
+            if turn == MOST_ROUNDS or not self._refined(low, high, width * found.high):
                 break
         own = self.weights.high[self.nodes] * (high - low)
         # if contours leave the bracket wide, the lattice engine computes delta_k again at the nodes that widen it most
