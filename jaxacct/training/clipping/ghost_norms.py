@@ -165,7 +165,7 @@ def site_of(leaf: int, aval: Any, uses: Uses) -> Site | str:
 
 
 def _form(use: Use) -> tuple[tuple[Step, ...], tuple[Step, ...], tuple[Step, ...]]:
-    """Return the axes groups, K and M of a use's gradient, each as (size, stride) pairs in the flat parameter."""
+    """Return the axes of a use's gradient: groups, K and M, each as (size, stride) pairs in the flat parameter."""
     view, product = use.view, use.product
     along = lambda axes: [step for axis in axes for step in view.axes[axis]]
     cut = [step for _, steps in view.loops for step in steps or ()]
@@ -189,7 +189,7 @@ def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
 
 @inlined
 def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
-    """Return x, dy times powers of two (x', dy'), E with g = 2^E sum_t x'_t dy'_t^T, and sum_t max|x'_t| max|dy'_t|."""
+    """Return (rows x', dy', scaled by powers of two; E in g = 2^E sum_t x'_t dy'_t^T; sum_t max|x'_t| max|dy'_t|)."""
     number, beside, x, dy = rows
     peak_of = lambda a: jnp.max(jnp.abs(a), axis=1)
     tops, parts = [], []
@@ -291,7 +291,7 @@ def blocked_sum(values: Any) -> Any:
 
 
 def allowance(sizes: Sequence[int], dtype: Any) -> float:
-    """Return a clip norm's relative margin for rounding errors in scaling and in norms of arrays of these sizes."""
+    """Return the part of a clip norm to subtract from it for rounding errors when arrays of these sizes are clipped."""
     levels = max(map(block_levels, sizes), default=1)
     return (BLOCK * levels + len(sizes) + 16) * float(jnp.finfo(dtype).eps) / 2
 

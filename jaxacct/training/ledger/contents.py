@@ -34,7 +34,7 @@ STOPPED_EARLY = "stopped early by the plan, after step "
 
 @dataclass
 class _Partition:
-    """Step entries of disjoint batches: of a pass, which costs its costliest step, or of a round of allocation."""
+    """Step entries of one pass or round, or of one run in a fixed order.  Together they cost what `dearest` costs."""
 
     first: Step
     steps: dict[int, list[float]] = field(default_factory=dict)  # {step number: the noise multipliers of its entries}
@@ -54,7 +54,7 @@ class _Partition:
         return share == entry.sampling_probability and not full
 
     def goes_on(self, plan: Plan, step: int) -> bool:
-        """Return whether a plan's step can join.  If passes draw new batches, entries must be of the step's pass."""
+        """Return whether a plan's step can join.  If passes draw new batches, all entries must be of its pass."""
         if plan.sampling == rules.ORDER and step in self.steps:
             return self.first.sampling == rules.ORDER
         _, first, last = plan.pass_of(step)
@@ -66,7 +66,8 @@ class _Partition:
         dearest = self.dearest
         for step, noise in entries:
             mine = sorted([*self.steps.get(step, []), noise])
-            if self.first.sampling == rules.CYCLIC:  # no sum of 1/sigma^2 orders the steps, so the least of each rank
+            # here `cost` cannot tell the dearest step: number i in `dearest` becomes the least number i of all steps
+            if self.first.sampling == rules.CYCLIC:
                 dearest = [min(pair) for pair in zip_longest(dearest, mine, fillvalue=math.inf)]
             elif cost(mine) > cost(dearest):
                 dearest = mine
@@ -81,7 +82,7 @@ class _Partition:
     def _releases(self, noise: list[float]) -> list[Release]:
         """Return the partition's releases if `dearest` is `noise`: one for a round, else one per noise multiplier."""
         if self.first.sampling == rules.ALLOCATION and len(noise) > 1:
-            # up to 1000 terms `cost` has a relative error below 2^-40: the factor keeps the noise below the exact one
+            # with at most 1000 terms, `cost` has a relative error below 2^-40: the factor lowers the noise by more
             noise = [(1.0 - 2.0**-40) / cost(noise)]
         return [release_of_pass(self.first.sampling, sigma, self.first.sampling_probability) for sigma in noise]
 
@@ -107,8 +108,8 @@ class Spent:
     last: Step | None = None
     next: int = 0  # the number of the step that follows the last entry
     looks: Seen | None = None  # the `Seen` entry of the current plan, or None
-    owed: Counter[Release] = field(default_factory=Counter)  # untaken steps of replaced plans whose outputs were seen
-    shared: int | None = 0  # the first step with correlated noise (cyclic Poisson sampling); None before that
+    owed: Counter[Release] = field(default_factory=Counter)  # untaken steps of replaced plans, if outputs were seen
+    shared: int | None = 0  # the first step under a plan with correlated noise (`Plan.shared`), or None
 
     @property
     def of_tunings(self) -> bool:
@@ -159,7 +160,7 @@ class Spent:
         self._release(entry)
 
     def leads_to(self, now: Turn) -> bool:
-        """Return whether step `now` is the first, a repeat, or follows the last.  If not, it costs one more release."""
+        """Return whether `now` is step `shared`, is a repeat or `follows` the last step.  Else a release is added."""
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
@@ -293,9 +294,9 @@ class Contents:
     def epsilon(
         self, delta: float, relation: str | None = None, run: str | None = None, *, whole: bool = False
     ) -> Bounds:
-        """Return bounds of the epsilon of all releases and of those of `promised`, of one run or of all runs.
+        """Return bounds of epsilon of one run, or of all runs together.  The releases of `promised` count, too.
 
-        Set `whole` if somebody ended a run because of outputs seen outside of its callbacks, such as its checkpoints:
+        Set `whole` if somebody ended a run because of outputs, such as checkpoints, that no callback asked for:
         every run then counts to the end of its plan.  A run with a filter costs the filter's whole budget (kind
         "bound"); epsilon is inf if the run has spent more.  If `relation` is None, the plans' relation is used.
         """
@@ -312,7 +313,7 @@ class Contents:
         return replace(spent, releases=spent.releases + more) if more else spent
 
     def promised(self, run: str, whole: bool = False) -> Counter[Release]:
-        """Return `owed`, and what is `ahead` to the promised end, or if `whole` to the plan's end (README.md).
+        """Return `owed` and the releases `ahead` up to the promised end; if `whole`, up to the plan's end (README.md).
 
         With a filter return only `owed`, since a filter holds wherever the run ends.
         """
@@ -334,7 +335,7 @@ class Contents:
         return [name for name in ended if self.promised(name, whole=True)]
 
     def choice(self, run: str) -> Plan | None:
-        """If a run has steps, return its last plan with repetitions.  The steps' cost omits the choice among K runs."""
+        """If a run has steps, return its last plan with repetitions.  Step costs omit the choice among the K runs."""
         spent, plans = self._known(run), [line.plan for line in self.headers[run] if line.plan.repetitions is not None]
         return plans[-1] if plans and (spent.numbers or spent.torn) else None
 
@@ -375,7 +376,8 @@ class Contents:
         rate = max(release.sampling_probability for release in known)
         sampling = self.headers[name][-1].plan.sampling
         if sampling == rules.TRUNCATED:
-            # With a cap, a higher rate may leak less.  Half the noise covers any: one record may displace another.
+            # With a cap, a higher rate may leak less.  A Gaussian of half the noise leaks at least as much as a
+            # step with any rate and cap: one record that displaces another changes the sum by at most 2 clip norms.
             if len({(release.sampling, *release[2:]) for release in known}) > 1:
                 return Torn(name, noise / 2.0, 1.0, rules.POISSON)
             return Torn(name, noise, rate, rules.TRUNCATED, known[0].cap, known[0].dataset_size)
@@ -413,8 +415,8 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
     """Count exactly the releases that steps `step` to `step + steps - 1` add to a run (README.md, "The stop rule").
 
     A cheaper release that a step replaces counts negatively.  `label` is the fingerprint of the first step's pass or
-    round; None means that of the last step entry.  If that entry has none, each step counts alone; if there is no step
-    entry, each step counts alone if `begins`.
+    round; None means the fingerprint in the last step entry.  With None, each step counts alone in two cases: the last
+    step entry has the plan's batch rule and no fingerprint, or there is no step entry and `begins` is True.
     """
     if steps < 1:
         return Counter()
@@ -449,7 +451,7 @@ def ahead(plan: Plan, spent: Spent, step: int, steps: int, label: str | None, be
         apart = spent.numbers if shares else own.steps if plan.sampling == rules.ORDER else ()
         joining = []
         for segment, low, high in _pieces(plan, begin, until):
-            again = _inside(apart, low, high)  # steps that have an entry; their second one counts outside of the pass
+            again = _inside(apart, low, high)  # steps that have an entry; another entry counts outside of the pass
             inside = [number for number in _inside(own.steps, low, high) if number not in apart]
             joining += [(number, segment.noise_multiplier) for number in inside]
             joining += [(-1, segment.noise_multiplier)] if high - low > len(again) + len(inside) else []

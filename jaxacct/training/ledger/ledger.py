@@ -121,7 +121,7 @@ class LedgerFile:
         self.size = end + len(content)
 
     def end_last_line(self) -> None:
-        """Write a newline after a complete last line without one; it is surely on the disk after the next `append`."""
+        """If a complete last line has no newline, write one there.  Only the next `append` syncs it to the disk."""
         file = self.file
         file.seek(0, os.SEEK_END)
         file.seek(-1, os.SEEK_END)
@@ -158,8 +158,9 @@ class Ledger(Contents):
     `record` puts the line of a step on the disk before the step's noisy sum is used, so a crash can only make the
     ledger overstate the spending.  A step's line that a crash cuts off counts as the costliest that it can have been.
 
-    Steps whose entries agree in every field are exact replays and count once; others count twice.  So equal
-    fingerprints must mean outputs equal to the last bit: a repeated step whose output can differ needs a new key.
+    Steps whose entries agree in every field are exact replays and count once.  A repeated step whose entry differs
+    counts again.  So equal fingerprints must mean outputs equal to the last bit: a repeated step whose output can
+    differ needs a new key.
 
     Call `seen` before you look at outputs that may make you end a run early.  From then on `spent` and `epsilon` count
     all steps that the plan and its target allow.
@@ -267,7 +268,7 @@ class Ledger(Contents):
         return name
 
     def replan(self, plan: Plan) -> None:
-        """Continue the current run with another plan.  Shared noise keeps strategy, groups and batch size."""
+        """Continue the current run with another plan.  If steps share noise, keep strategy, groups and batch size."""
         self._require_unit(plan)
         if self.runs[self.run].numbers:
             plan.require_noise_of(self.plan)
@@ -291,9 +292,10 @@ class Ledger(Contents):
             have results that are equal to the last bit.
         noise_multiplier, sampling_probability : those of this step.
         partition : a text that identifies the pass or round: with fixed batches how this pass divides the data, with
-            random allocation the slots that the records drew.  Batches of steps with the same text must be disjoint.
-            Such a pass costs as much as its costliest step, and such steps of a round as much as one round.  If the
-            batch rule has passes or rounds, a step with None costs as much as a Gaussian release of all records.
+            random allocation the slots that the records drew, with a fixed order the run.  Steps with the same text
+            must have disjoint batches, except with a fixed order.  Together they cost as much as the costliest of them
+            or, with random allocation, as one round.  If the batch rule has passes or rounds, a step with None costs
+            as much as a Gaussian release of all records.
         """
         numbers = noise_multiplier, sampling_probability
         self._append([self.step_entry(step, key_fingerprint, batch_fingerprint, *numbers, partition)])
@@ -334,7 +336,7 @@ class Ledger(Contents):
         From then on all steps that the plan and its target allow count as spent, even if the run ends earlier.
 
         looked : True if a callback asks for the outputs, False if something else, such as an error, ended the run.
-            After a change of plan, the steps that were not taken still count only if True.
+            If the plan is then replaced, its untaken steps still count only if `looked` is True.
         """
         with self.lock:
             self._append(self._to_be_seen(step, looked))
@@ -449,7 +451,7 @@ class Ledger(Contents):
                 raise
 
     def _catch_up(self, mend: bool) -> None:
-        """Count all lines of the file, a step cut off by a crash as `Torn`; with `mend` also repair the last line."""
+        """Count all lines of the file.  A step that a crash cut off counts as `Torn`.  `mend` repairs the last line."""
         fragment, end = b"", 0
         for number, (line, chain, place) in enumerate(ledger_format.read(self._file.file, self.path), 1):
             if isinstance(line, bytes):

@@ -51,7 +51,7 @@ from jaxacct.training.step.step_mechanisms import Release, Turn, composed, requi
 MANY_KINDS = 16
 """Above this number of different releases `Plan.epsilon_curve` uses stand-ins, which leak at least as much."""
 _CURVE_RTOL = 0.02
-"""Relative width of the brackets of epsilon along a curve; wide ones save time, and their upper ends are true."""
+"""Relative width of the brackets of epsilon along a curve.  Wide brackets save time and are still valid bounds."""
 _FORMAT, _VERSION = "jaxacct.plan", 1
 """Format and version that a document states; no other version is read."""
 _MAX_SEGMENTS = 10**6
@@ -68,7 +68,7 @@ _SEGMENT_NUMBERS |= {"expected_batch_size": POSITIVE}
 
 
 class Allowance(Protocol):
-    """What `Plan.allows` asks: a ledger, whose module imports this one, so that this one cannot import it."""
+    """What `Plan.allows` needs of a ledger.  This module cannot import `Ledger`, whose module imports this one."""
 
     def leaves_room(self, plan: Plan, next_step: int, partition: str | None = None, steps: int = 1) -> bool:
         """Return whether the ledger's entries and the plan's next `steps` steps meet the plan's target and filter."""
@@ -127,8 +127,8 @@ class Plan(PlanRequest):
         during the run.
     groups : the number of groups of cyclic Poisson sampling, at least the strategy's number of bands, which is the
         default.  The rate is groups * expected_batch_size / dataset_size.
-    unit : "record" or "user": what a step draws, dataset_size counts, and neighbouring data sets differ in.  With
-        "user", `Trainer.fit` gets the user of each example.
+    unit : "record" or "user".  A step draws units, dataset_size counts units, and neighbouring data sets differ in one
+        unit.  With "user", `Trainer.fit` gets the user of each example.
     early_stop : an `EarlyStop`, a rule that ends the run when a private score no longer rises.  The plan's epsilon
         includes its answers.
     sampling_rates : for Poisson sampling, in place of one rate: a rate in (0, 1] for each record (or user), of shape
@@ -303,11 +303,11 @@ class Plan(PlanRequest):
         return blocks(self.segments, self.sampling, self.dataset_size)
 
     def pass_of(self, step: int) -> tuple[int, int, int]:
-        """Return (number, first step, last step + 1) of the pass that contains a step.  Its batches must be disjoint.
+        """Return (number, first step, last step + 1) of the pass that contains a step.
 
-        A pass goes over the data with fixed batches, and through the groups with cyclic Poisson sampling.  It is the
-        run with a fixed order, and a round with random allocation: there each record must keep its slot.  A new batch
-        size begins a new pass.
+        With fixed batches a pass goes over the data, and with cyclic Poisson sampling through the groups.  With random
+        allocation a pass is a round, in which each record must keep its slot.  The batches of such a pass must be
+        disjoint.  With a fixed order the whole run is one pass.  A new batch size begins a new pass.
         """
         self._require(step, self.steps - 1)
         if self.sampling not in rules.BY_PASS:
@@ -324,7 +324,7 @@ class Plan(PlanRequest):
         ]
 
     def begins_pass(self, step: int) -> bool:
-        """Return whether a pass begins at a step (at the run's end: whether the last is whole); True without passes."""
+        """Return whether a pass begins at a step, or a whole last pass ends there; True if there are no passes."""
         self._require(step, self.steps)
         return self.sampling not in rules.BY_PASS or begins_pass(self._blocks, int(step))
 
@@ -652,7 +652,7 @@ class Plan(PlanRequest):
 
         next_step : the first of the next `steps` steps.
         partition : the fingerprint of the pass or round of `next_step`, by default that of the ledger's last step
-            entry; if that has none, the next steps count as steps without one.
+            entry.  If that entry has no fingerprint, each of the next steps counts alone.
         """
         if self.target_epsilon is None and self.filter is None:
             return True

@@ -193,7 +193,7 @@ def pass_at(known: Sequence[Block], step: int) -> tuple[int, int, int]:
 
 
 def begins_pass(known: Sequence[Block], step: int) -> bool:
-    """Return whether a pass begins at a step of a run of these blocks; at its end, whether the last pass is whole."""
+    """Return whether a pass begins at a step of these blocks; at the run's end, whether the last pass is whole."""
     found = next((block for block in known if step < block.end), known[-1])
     return (step - found.start) % found.length == 0
 
@@ -201,7 +201,7 @@ def begins_pass(known: Sequence[Block], step: int) -> bool:
 def releases(
     segments: Sequence[Segment], until: int, sampling: str, dataset_size: int, start: int = 0, cap: int = 0
 ) -> Counter[Release]:
-    """Count the releases of steps `start` to `until - 1`; a pass or round is one, with its least noise there."""
+    """Count releases of steps `start` to `until - 1`.  A pass or round is one release with these steps' least noise."""
     counts: Counter[Release] = Counter()
     if sampling not in rules.BY_PASS:
         cut = (cap, dataset_size) if sampling == rules.TRUNCATED else ()
@@ -212,7 +212,7 @@ def releases(
         return counts
     for begin, _, length, members in blocks(segments, sampling, dataset_size):
         share = members[0].sampling_probability
-        # {pass: its least noise} for the first and last pass of each segment; only these can have several segments
+        # {pass: its least noise} for the first and last pass of each segment; no other pass can have several segments
         least: dict[int, float] = {}
         for segment in members:
             first, last = max(segment.start, start), min(segment.end, until)
