@@ -244,7 +244,7 @@ class _Configuration:
         return found if found in (1, -1) else self._at_least(end, delta, found is None)
 
     def _by_largest_loss(self, end: float, delta: float) -> int | None:
-        """Answer `_epsilon_at_least` if delta <= Pr[infinite loss], or return None (README.md, "What is verified")."""
+        """Decide `epsilon >= end` if delta <= Pr[infinite loss], or return None (README.md, "What is verified")."""
         for bits in delta_enclosure.BITS:
             if time.monotonic() > self.deadline:
                 self.reason = "the time was up"

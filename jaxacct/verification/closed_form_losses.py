@@ -152,7 +152,7 @@ class SampledLaplace:
 
 
 def sampled_hockey_stick(base: Any, rate: Any, direction: str, epsilon: Any) -> Any:
-    """Return delta of a sampled step. The unsampled loss `base` must be alike both ways (README.md, "One step")."""
+    """Return delta of a sampled step. In both directions the unsampled loss must be `base` (README.md, "One step")."""
     grown = epsilon.exp()
     if direction == "remove":
         inner = 1 + (grown - 1) / rate

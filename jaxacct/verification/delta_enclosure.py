@@ -170,8 +170,8 @@ def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
 def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
     """Return delta(eps) of `count` Laplace mechanisms by a closed form.
 
-    M(z)^count e^{-z eps} is a sum of terms a e^{zd}/w^m, a constant, with w = 1 + 2z and d = (2k - count) top - eps.
-    Each adds a I_m to delta, I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz.  For d <= 0 all I_m are 0.  For d > 0,
+    M(z)^count e^{-z eps} is a sum of terms b e^{zd}/w^m with constants b, w = 1 + 2z and d = (2k - count) top - eps.
+    A term adds b I_m to delta, with I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz.  For d <= 0, I_m = 0.  For d > 0,
     I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2 and I_m = I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since
     1/((w^2 - 1) w^m) = 1/((w^2 - 1) w^{m-2}) - 1/w^m.
     """
@@ -329,7 +329,7 @@ class _Two:
 
     def __init__(self, steps: list[_Step], cuts: list[Any], grown: Any, least: Any, most: Any, aims: _Aims) -> None:
         self.steps, self.cuts, self.grown, self.aims = steps, cuts, grown, aims
-        # Of all third ratios, `worst` has the largest integrand, so its lower ends of integration serve the others.
+        # The integrand is largest where the third step's ratio is `worst`. The lower ends found there serve all ratios.
         worst = most if steps[0].sign > 0 else least
         self.lows = {}
         for i, _ in _distinct(steps):

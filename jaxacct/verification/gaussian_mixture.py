@@ -23,7 +23,7 @@ def binomial_weights(trials: int, chance: Any) -> tuple[list[Any], Any]:
     while j <= trials:
         weights.append(math.comb(trials, j) * chance**j * (1 - chance) ** (trials - j))
         j += 1
-        # beyond j = 2 (trials chance + 1) each term is below half the one before: the rest is below 2 weights[-1]
+        # beyond j = 2 (trials * chance + 1) each term is below half its predecessor, so Pr[Bin >= j] < 2 weights[-1]
         if j > 2 * float((trials * chance + 1).upper()) and 2 * weights[-1] < NEGLIGIBLE:
             return weights, (2 * weights[-1]).abs_upper() if j <= trials else arb(0)
     return weights, arb(0)
@@ -228,7 +228,7 @@ class RevealedPairs:
 
 @dataclass(frozen=True)
 class Revealed(RevealedPairs):
-    """A `RevealedPairs` whose losses can all be composed. Its E[e^{zL}] is the weighted mean of those of the losses."""
+    """A `RevealedPairs` whose losses can all be composed. Its E[e^{zL}] is the weighted mean of their E[e^{zL}]."""
 
     def mgf(self, z: Any) -> Any:
         return sum((share * law.mgf(z) for share, law in self.ways), acb(0))

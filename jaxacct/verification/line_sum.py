@@ -21,11 +21,11 @@ from jaxacct.verification.closed_form_losses import GaussianLoss
 from jaxacct.verification.sampled_gaussian import Cut
 
 LINE_SHARES = (1.0, 0.95, 0.85, 0.7, 0.5, 0.3)
-"""Shares of the saddle point at which the line Re z = c is tried. At a share below 1 the aliases may fall faster."""
+"""For each share, the line Re z = share * saddle point is tried. With a share below 1 the aliases may fall faster."""
 LONG_SUM_PRODUCTS = 400_000
 """If a sum of sampled Gaussians takes this many products or more, `plans` makes other plans too."""
 REUSE_SHARE = 1e-3
-"""A kept sum is used again at a change of epsilon (relative) and log_scale (absolute) of at most this number."""
+"""A kept sum is used again if epsilon changed by at most this share, and log_scale by at most this number."""
 _kept: list[tuple[Any, float, float, LineSum]] = []
 """(key, epsilon, log_scale, sum) of the latest sums. A sum serves for every epsilon near its own."""
 
@@ -79,7 +79,7 @@ class LineSum:
             self.tail = self._tail()
 
     def _values(self) -> list[Any]:
-        """Return M(z)/(z (z + 1)) at every node, half of it at the first; with `small_loss`, M - A for M (`_tail`)."""
+        """Return M(z)/(z (z + 1)) at every node, halved at the first. With `small_loss`, M - A replaces M (`_tail`)."""
         c, plan, step, width = arb(self.plan.line.c), self.plan, self.step, self.width
         lines = [part.values(c, step, self.rows, width, count, plan.bits) for part, count in self.parts]
         apart = plan.small_loss.along_line(self.parts, c, step, self.rows, width, plan.bits) if plan.small_loss else []
@@ -305,7 +305,7 @@ def saddle(parts: Any, epsilon: float) -> float:
 
 
 def _gaps(parts: Any, epsilon: float) -> tuple[float, float]:
-    """Return floats slightly above epsilon - least loss and above largest loss - epsilon, or inf without that loss."""
+    """Return epsilon - least loss and largest loss - epsilon, slightly enlarged, or inf if there is no such loss."""
     sides = []
     for name, sign in (("least", -1.0), ("largest", 1.0)):
         ends: list[Any] = [getattr(part, name, None) for part, _ in parts]

@@ -389,7 +389,7 @@ def _moves(strategy: Any, participation: Any, bits: int) -> Moves:
 
 
 def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
-    """Return the loss of a Poisson-sampled group, of which Binomial(group, product of nested rates) add 1 each."""
+    """Return the loss of a Poisson-sampled group. Each record adds 1 with the product of all rates as probability."""
     if asked.relation == "replace_one":
         raise NotCovered("a group of records under replace_one")
     rate = asked.rate
@@ -403,7 +403,7 @@ def group_of(asked: Asked, mechanism: Any, group: int) -> list[Part]:
 
 @defines(known.SampledWithReplacement)
 def _with_replacement(asked: Asked, mechanism: Any, batch_size: Any, dataset_size: Any, group: int) -> list[Part]:
-    """Return the loss of draws with replacement. The group has Binomial(batch_size, group/dataset_size) of them."""
+    """Return the loss of draws with replacement. Binomial(batch_size, group/dataset_size) draws hit the group."""
     _refuse(asked, "SampledWithReplacement", "replace_one", "zero_out")
     weights = binomial_weights(int(batch_size), ball(float(group)) / ball(float(dataset_size)))
     # each draw of the group takes the place of an ordinary record, so it moves the sum by up to twice the clip norm
@@ -427,7 +427,7 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 
 @defines(known.TruncatedPoissonSampled)
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
-    """Return the loss of capped Poisson sampling. If others fill the batch (chance tau), the rate is kept/tau."""
+    """Return the loss of capped Poisson sampling. If `cap` or more others are drawn, the rate is kept/tau (`_cap`)."""
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
@@ -477,7 +477,8 @@ def _sampled_step(noise: Any, rate: Any, direction: str) -> Any:
 
 def _zero_out(noise: Any, rate: Any, direction: str) -> Any:
     """Return the worst pair of laws of the noisy sum for eps >= 0."""
-    # with chance `rate` the record adds x in one law, 0 in the other; else another adds -x (remove) or x (add) in both
+    # With chance `rate` the record is drawn. Then it adds x in one law and 0 in the other.
+    # Otherwise another record is drawn in its place. That record adds -x (remove) or x (add) in both laws.
     s, nothing = 1 / noise, arb(0)
     if direction == "remove":
         return PairOfMixtures(((-s, 1 - rate), (s, rate)), ((-s, 1 - rate), (nothing, rate)))
@@ -561,8 +562,9 @@ def _product(one: Column, other: Column) -> Any:
 def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves:
     """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
 
-    With the Gram matrix G of the columns, the upper end is the largest sum_ij |G_ij| of a pattern.  The lower end is
-    the largest squared norm tried at that pattern with x_i = +x or -x, or the trace of G, which is the mean over signs.
+    With the Gram matrix G of a pattern's columns, the upper end is the largest sum_ij |G_ij| over the patterns.  At the
+    pattern with this sum, some signs in x_i = +x or -x are tried.  The lower end is the largest squared norm found, or
+    the trace of G if that is larger.  The trace is the mean of the squared norm over all signs.
     """
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 
@@ -610,7 +612,7 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
 
 
 def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> Moves:
-    """Return the rate, and balls from one group's r-th largest squared column norm to the largest of all groups."""
+    """Return the rate and balls [a, b]. a: one group's r-th largest squared column norm; b: the maximum over groups."""
     for first, column in enumerate(columns):
         if not all(type(row) is int and first <= row < first + groups for row in column):
             raise NotCovered("cyclic Poisson sampling of more bands than groups, or of a tree")

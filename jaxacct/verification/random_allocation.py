@@ -182,7 +182,7 @@ class _Plan:
         return float(grid[10])
 
     def _cut(self, k: float, goal: float, step: float) -> tuple[float, float]:
-        """Return the least y, to 2 %, such that terms with Im z > y add at most e^goal, and the angle of this bound."""
+        """Return the least y, to 2 %, where a bound of the terms with Im z > y is <= e^goal, and the bound's angle."""
         angles = np.geomspace(1e-6, 1.0, 200) * (np.pi / 2 * 0.999)
 
         def bounds(y: float) -> np.ndarray:

@@ -48,9 +48,9 @@ class SampledGaussian:
     sigma: Any
     rate: Any
     direction: str
-    cuts: tuple[Cut, ...] = ()  # the share of an output that all of them keep is its weight in M
-    _means: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # of `mean`, by argument
-    _terms: dict[float, Any] = field(default_factory=dict, compare=False, repr=False)  # of `_moved_terms`
+    cuts: tuple[Cut, ...] = ()  # the weight of an output in M is the product of the shares that the cuts keep
+    _means: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # results of `mean`, by (c, bits)
+    _terms: dict[float, Any] = field(default_factory=dict, compare=False, repr=False)  # results of `_moved_terms`, by c
     infinity = None
 
     @property
@@ -196,7 +196,7 @@ class SampledGaussian:
         return risen * (((angle + strip) / 2).cos() * ((angle - strip) / 2).cos()) ** (-c / 2)
 
     def _trapezoid(self, c: Any, strip: Any, angle: Any, h: Any) -> Any:
-        """Bound the trapezoid rule's error/M(c) by the integrand on two lines, `strip` away, at angles <= `angle`."""
+        """Bound (trapezoid rule's error)/M(c) by the lines `strip` above and below. Their angles are <= `angle`."""
         return 2 * self._grown(c, angle) / ((2 * arb.pi() * self.sigma * strip / h).exp() - 1)
 
     def _outside(self, c: Any, low: Any, high: Any, h: Any, small: Any) -> Any:
@@ -367,7 +367,7 @@ class SampledGaussian:
         return self._terms[c]
 
     def _strip(self, c: float, angle: float, wanted: float) -> tuple[Any, float, float]:
-        """Return (angle between the line and each line that bounds the error, 2 pi/step, wanted accuracy in nats)."""
+        """Return (angle from the line of integration to the lines of the error bound, 2 pi/step, accuracy in nats)."""
         farthest = 3.0 if self.direction == "remove" else 2.0
         widest = max(1.57 - angle, min(angle, farthest - angle))
         best = None
@@ -389,7 +389,7 @@ class SampledGaussian:
 
     @property
     def _steepest(self) -> float:
-        """The largest angle, in radians, of a moved line. Errors are bounded up to twice the angle of the line used."""
+        """Moved lines have angles below this, in radians. Errors in `values` are bounded at 0 and twice the angle."""
         return 1.5 if self.direction == "remove" else 1.0
 
     @property
@@ -432,7 +432,7 @@ class SampledGaussian:
         sigma = float(self.sigma.mid())
         best: tuple[float, float, float, int] | None = None
         for angle in ANGLES[self._steepest > ANGLES]:
-            wanted = bits + self._log_grown(c, farthest * float(angle))  # the largest angle of lines that bound errors
+            wanted = bits + self._log_grown(c, farthest * float(angle))  # error bounds use angles up to this product
             turn = wanted / (sigma * float(angle))
             nodes = int(2.5 * np.sqrt(2 * wanted) * turn / 6.28) + 2
             if best is None or nodes < best[3]:

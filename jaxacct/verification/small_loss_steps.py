@@ -30,7 +30,7 @@ class SmallLossSteps:
     order: float  # the exponent a of Chernoff's bound in `delta`
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Return, for each part, enclosures of B at the nodes, with about the absolute error of M at `bits` nats."""
+        """Return each part's enclosures of B at the nodes. Their absolute error is about that of M at `bits` nats."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])
@@ -89,7 +89,7 @@ def only_sampled_gaussians(parts: Any) -> bool:
 def plan_split(
     parts: Any, c: float, epsilon: float, wanted: float, step: float, most: int, bits: float
 ) -> SplitPlan | None:
-    """Return the cheapest plan (in floats) or None. Cuts lie at one multiple of each part's least likelihood ratio."""
+    """Return the cheapest plan or None. All cuts lie at the same multiple of their part's least likelihood ratio."""
     best: SplitPlan | None = None
     ends = sum(count * np.log1p(-float(part.rate.mid())) for part, count in parts)
     gap = epsilon - ends if parts[0][0].direction == "remove" else -ends - epsilon
