@@ -47,7 +47,7 @@ from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.step_mechanisms import Release, composed, prefixes, single
 
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
-"""Relations of adding or removing a record.  Fixed batches refuse them, as a second record would change its batch."""
+"""Relations of adding or removing a record.  Rules in `UNSAMPLED` refuse them: other records would change batches."""
 SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
 """Range of `slots`, `cap` and `groups`. It is finite because the sampler counts in 32 bits."""
 _RULES = {"target_epsilon": POSITIVE, "target_delta": DELTA, "expected_batch_size": POSITIVE}
@@ -263,7 +263,7 @@ def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarr
 
 
 def _filters(mechanism: Mechanism, terms: PlanRequest) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays (orders, runs): Rényi divergence at each order of `ORDERS`, and the epsilon that it implies."""
+    """Return Rényi divergences at `ORDERS`, and the epsilons that they imply: two arrays of shape (orders, runs)."""
     # If the same steps are added up in another order, rounding may give a larger sum.  The factor makes room for that.
     used = np.asarray(renyi_curve(mechanism, ORDERS, terms.relation).values) * (1.0 + 1e-10)
     pairs = zip(ORDERS, used, strict=True)
@@ -390,7 +390,7 @@ def _solved(request: PlanRequest) -> Solution:
 
 
 def _left_open(request: PlanRequest, plain: bool) -> str | None:
-    """Return the setting to solve for, None without a target.  Raise InputError unless one is open and can be found."""
+    """Return the setting to solve for; None without a target.  Refuse a request if `solve` cannot find what is open."""
     given = {key: [n for n in names if getattr(request, n) is not None] for key, names in _OPEN.items()}
     for names in given.values():
         if len(names) > 1:
@@ -459,7 +459,7 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
 
 
 def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:
-    """Return the noise multiplier of a plain run, and epsilon of all K repetitions together (None without)."""
+    """Return a plain run's noise multiplier, and epsilon of all K repetitions together (None for a single run)."""
     target = _target(request)
     rate, steps = segment.sampling_probability, segment.steps
     rtol = _tolerance(target)
@@ -487,7 +487,7 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
     target = _target(request)
     if request.sampling == rules.ORDER:
         raise InputError("steps is missing; give it or epochs, to which the noise of 'fixed_order' is relative")
-    # a part of a round or of a pass costs as much as the whole: search for a number of whole ones, of `length` steps
+    # part of a round or pass costs as much as all of it: search for a number of rounds or passes of `length` steps
     length = slots_for(n, rate * n) if request.sampling == rules.ALLOCATION else request.groups or 1
     if request.sampling in (rules.ALLOCATION, rules.CYCLIC):
         rate = 1.0 / length if request.sampling == rules.ALLOCATION else min(rate * length, 1.0)
@@ -548,7 +548,7 @@ def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.nd
         share, count = np.array(1.0), np.ceil(steps / np.ceil(n / np.round(rate * n)))
     elif sampling == rules.ALLOCATION:  # each round is one release: `count` is the number of rounds
         count = np.ceil(steps / nearest_slots(rate))
-    elif sampling == rules.CYCLIC:  # each pass through the groups is one release: `count` is their number
+    elif sampling == rules.CYCLIC:  # each pass is one release: `count` is the number of passes
         count = np.ceil(steps / request.groups)
     return _upper_epsilon(request, repeat(single(sampling, sigma, share), count))
 

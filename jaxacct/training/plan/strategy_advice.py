@@ -121,8 +121,8 @@ def advise_strategy(
 
     * "poisson": DP-SGD, where each record is in a step with probability q;
     * "random_allocation": DP-SGD, where each record is in one of the ceil(1/q) steps of each round;
-    * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups that take turns, and
-      each record of the group in turn is drawn with probability b q;
+    * "cyclic_poisson": ``strategies.Banded`` noise of b bands, for each b. Records are in b groups that take turns, one
+      group a step. A step draws each record of its group with probability b q;
     * "fixed_order": ``strategies.BLT`` noise. Nothing is sampled: each record is in every ceil(1/q)-th step. This needs
       the relation ``zero_out`` or ``replace_one``.
 

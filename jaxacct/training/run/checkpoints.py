@@ -38,8 +38,8 @@ class Checkpoint(NamedTuple):
     carried: Carried
     lineage: Lineage
     history: History
-    # A digest of plan, program and data: a run with the same one repeats the steps after the checkpoint exactly.
-    session: bytes  # b"" if there are no such steps, or no run can repeat them
+    # A digest of plan, program and data.  A run with the same digest repeats exactly the steps after the checkpoint.
+    session: bytes  # b"" if no released step follows, or if no run can repeat the steps
     stopped: str = ""  # why the run stopped (see `State.stopped`); "" while the run goes on
     seen: bool = False  # whether outputs of the run were seen, as by a callback or `params_of`
     scores: tuple[int, ...] = ()  # the exact scores so far of the plan's early stop, which are secret
@@ -141,7 +141,7 @@ class Store:
         values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
         values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
         line = Lineage(**values | {"root": Root(values["root"])})
-        # leaves without names may have changed places if shapes and dtypes are equal; only the digest shows this
+        # an old checkpoint has no names: two leaves of equal shape and dtype may be swapped; only the digest shows that
         alike = len({repr(kind) for _, *kind in own}) < len(own)
         if "leaves" not in run and alike and digest_of(carried) != line.seal:
             raise InputError(
@@ -245,7 +245,7 @@ def params_of(folder: str | os.PathLike[str], like: PyTree = None, *, average: b
 
 
 def _nested(names: list[str], values: list[np.ndarray]) -> Any:
-    """Return nested dicts of arrays from names such as "['a']['b']"; a single array with an empty name as it is."""
+    """Return nested dicts of arrays from names such as "['a']['b']".  If the only name is "", return its array."""
     if names == [""]:
         return values[0]
     found: dict[str, Any] = {}
@@ -272,7 +272,7 @@ def _require_room(folder: Path, carried: list[Any]) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder private to its owner; refuse another user's, and an open one that holds other files."""
+    """Make a folder private to its owner.  Refuse another user's folder, and an open folder with foreign files."""
     status = folder.stat()
     if os.name == "posix" and status.st_uid != os.geteuid():
         raise InputError(f"{folder}: belongs to another user, who could read the secret key of the run; use your own")

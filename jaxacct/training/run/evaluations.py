@@ -1,4 +1,4 @@
-"""Computes values of a run's parameters: on public data, or exact sums on private data, secret until noise is added."""
+"""Computes values of a run's parameters on public data, and exact sums of scores on private data, which are secret."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float)
 
 
 def require_countable(name: str, data: Any, remedy: str) -> None:
-    """Raise InputError unless all first axes have one length, from 1 to the 2^20 that `units` can sum over."""
+    """Raise InputError unless all arrays are equally long, with 1 to 2^20 rows: `units` can sum no more values."""
     sizes = {np.shape(leaf)[:1] for leaf in jax.tree_util.tree_leaves(data)}
     # each 10-bit part of a value is at most 2^10, so the sum of 2^20 such parts is at most 2^30, which int32 holds
     if len(sizes) != 1 or () in sizes or not 1 <= next(iter(sizes))[0] <= 2**20:

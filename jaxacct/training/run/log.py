@@ -182,7 +182,7 @@ class RunLog:
     def _tell(self, epsilon: EpsilonSoFar, everything: bool = False) -> None:
         """Hand over fetched records in order; if `everything`, return only when all are handed over.
 
-        A record is kept back until its table is ready, at most `WAIT_SECONDS` from its step on.
+        A record is kept back until its table is ready, but at most `WAIT_SECONDS` after its step was found to be done.
         """
         while self._looks and self._looks[0].record is not None:
             look = self._looks[0]
@@ -362,7 +362,7 @@ class _Table:
     def at(self, step: int) -> TablePoint:
         """Return the point of the table after `step` steps.  The first call starts the thread that fills the table."""
         if self._thread is None:
-            # no daemon: the interpreter waits for it at exit, which so cuts off no compilation
+            # not a daemon thread: the interpreter waits for it at exit, so that the exit cuts off no compilation
             self._thread = threading.Thread(target=self._compute, name="epsilon of the log")
             self._thread.start()
         return TablePoint(self, step)
@@ -412,7 +412,7 @@ class _Table:
                 self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
 
     def _put(self, found: list[tuple[int, float]]) -> None:
-        """Fill the table from pairs (step, bound).  A bound holds at earlier steps, too; each gets the least."""
+        """Fill the table from pairs (step, bound).  Later bounds hold, too: each step gets the least of them."""
         found = sorted(found)
         least = np.minimum.accumulate([upper for _, upper in found[::-1]])[::-1]
         self._uppers = [step for step, _ in found], least.tolist()
@@ -426,7 +426,7 @@ class TablePoint(NamedTuple):
 
 
 class EpsilonSoFar:
-    """Upper bounds of epsilon during one `fit`, each from a table's step whose bound covers all releases so far."""
+    """Upper bounds of epsilon during one `fit`: bounds of a table at steps where they cover all releases so far."""
 
     def __init__(self, plan: Plan, step: int, stretches: tuple[Stretch, ...], ledger: Ledger | None) -> None:
         self.plan, self._ledger = plan, ledger

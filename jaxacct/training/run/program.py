@@ -120,7 +120,7 @@ class Program:
         return Prepared(after, key, self._numbers(step, key.words), partition)
 
     def run(self, carried: Carried, key: StepKey, settings: Numbers, batch: Any) -> tuple[Carried, Observed]:
-        """Run one step, which the run's ledger, if any, must already have.  It overwrites the arrays of ``carried``."""
+        """Run one step and overwrite the arrays of ``carried``.  A ledger of the run must already hold the step."""
         with _sending():
             return self._compiled(carried, key.words, key.pass_words, self._whole, settings, self.frozen)
 
@@ -137,7 +137,7 @@ class Program:
         return self.session
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
-        """Return whether this run repeats the steps after `found` exactly: same session, both or none with a ledger."""
+        """Return whether this run repeats what followed `found`: same session, and a ledger in both or in neither."""
         if found is None or found.session != self.session:
             return False
         return (found.history.ledger is not None) == ledger
@@ -155,7 +155,7 @@ class Program:
         taps = self._plan.taps(step)
         if self._plan.rates_digest is not None:  # the rates decide the draw, so they enter the key
             settings = (*settings, self._plan.rates_digest)
-        # so do the weights of correlated noise: two releases with one key and different weights would reveal the noise
+        # weights of correlated noise enter the key, too: releases with one key but other weights would reveal the noise
         if taps is not None:
             settings += tuple(np.asarray(weights).tolist() for weights in taps)
         groups = self._plan.batches if self._plan.sampling == ORDER else self._plan.groups
@@ -182,7 +182,7 @@ class Batch(NamedTuple):
 class Streamed(Program):
     """Program for one plan, state and source.  `begin` starts the threads that load batches, and `close` ends them."""
 
-    # A step leaves its argument arrays intact.  So after an interrupt within a step, the state before it can be saved.
+    # A step leaves its argument arrays intact.  So after an interrupt within a step, the earlier state can be saved.
     overwrites = False
 
     def __init__(

@@ -43,7 +43,7 @@ class RunLedger:
         return self._mark
 
     def note(self, plan: Plan, step: int, now: Prepared, program: Program) -> int:
-        """Write steps from `step` on that the budget allows.  Return their number in all processes, once on disk."""
+        """Write steps from `step` on that fit the budget.  After the write, return their number in every process."""
 
         def noted() -> int:
             begin, (last, seconds, steps) = time.perf_counter(), self._last
@@ -79,7 +79,7 @@ class RunLedger:
 
     @property
     def ended(self) -> int | None:
-        """Number of steps after which the early-stop rule has ended this run (of one process); None if it has not."""
+        """Number of steps after which the early-stop rule ended this run; None if not, or not in the first process."""
         return None if self.ledger is None else self.ledger.runs[self._mark.run].ended
 
     def cut_off(self, plan: Plan, step: int) -> None:
@@ -121,9 +121,9 @@ def open_run_ledger(
     by: str,
     note_ahead: int | None,
 ) -> RunLedger | None:
-    """Open the ledger in the first process, the state's run as its current one.  Return None in all if it has none."""
+    """Open the ledger in the first process, and make the state's run current.  Return None if there is no ledger."""
     # A step in the ledger counts as spent even if it is not taken.  So one write enters at most 1% of the plan's steps,
-    # and only one step if a whole pass is one release, whose cost a step that is not taken could raise.
+    # and only one step if a whole pass is one release: a step that is not taken could raise the cost of its pass.
     share = 1 if plan.sampling in BY_PASS else max(plan.steps // 100, 1)
     most = share if note_ahead is None else min(share, note_ahead)
     opened: Ledger | None = None
@@ -162,7 +162,7 @@ def _note(ledger: Ledger, plan: Plan, step: int, keys: Sequence[StepKey], partit
 
 
 def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[Any], bytes]) -> Checkpoint | None:
-    """Return the last checkpoint or None.  Refuse a state of another run or step, unless at step 0, nothing spent."""
+    """Return the last checkpoint or None.  Refuse a state of another run or step, unless it has spent nothing."""
     number = store.latest()
     if number is None:
         return None
@@ -298,7 +298,7 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
 
 
 def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State, seen: bool) -> None:
-    """Refuse `plan` if it may not follow the run's plans `before` and `spent`, all that counts against the plan."""
+    """Refuse `plan` if it may not follow the run's plans `before`.  `spent` is all that counts against `plan`."""
     if any(
         one.repetitions is not None and (one.repetitions, one.candidates) != (plan.repetitions, plan.candidates)
         for one in before
