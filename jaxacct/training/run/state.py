@@ -190,7 +190,7 @@ NOTHING = History()
 
 
 def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, partition: str) -> tuple[Stretch, ...]:
-    """Return the stretches with steps `step` to `end - 1` of `plan` added: to the last stretch if they continue it."""
+    """Return stretches with steps `step` to `end - 1` of `plan`, which extend the last stretch or form a new one."""
     if stretches:
         last = stretches[-1]
         goes_on = last.end == step and (last.plan is plan or last.plan == plan)
@@ -203,8 +203,8 @@ def followed(stretches: tuple[Stretch, ...], plan: Plan, step: int, end: int, pa
 def released(stretches: Sequence[Stretch]) -> Counter[Release]:
     """Count the releases of some stretches.  A pass that lies in two stretches counts once in each of them.
 
-    If steps share noise, the first step of a stretch counts one release more, of all records (`Turn.alone`),
-    unless it is the run's first step that shares noise, or `follows` the last such step before it.
+    A stretch of steps that share noise adds one release of all records, for its first step (`Turn.alone`).  The
+    stretch adds none if no earlier step shares noise, or if its first step `follows` the last earlier step that does.
     """
     counts: Counter[Release] = Counter()
     last: Turn | None = None
@@ -227,9 +227,9 @@ def spent_by(stretches: Sequence[Stretch]) -> Spent:
 
 
 def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
-    """Return bounds of the epsilon of a history, with the plan's remaining steps if outputs may have ended the run.
+    """Return bounds of a history's epsilon.  They include the plan's remaining steps if outputs may have ended the run.
 
-    They cannot if the run ended by itself or showed no outputs (`ended`), or if it continues (`goes_on`).
+    Outputs cannot have ended a run that ended by itself or showed no outputs (`ended`), or that continues (`goes_on`).
     With a ledger `ended` is ignored: the ledger itself knows which remaining steps count.
     """
     if history.ledger is not None:

@@ -1,4 +1,4 @@
-"""Chooses the records that take part in a step, by one function for each batch rule, and the examples of users.
+"""Chooses the records that take part in a step (one function for each batch rule), and the examples of users.
 
 For data that the host loads, the functions `host_...` draw the same records in NumPy, from the same random words.
 """
@@ -43,16 +43,16 @@ def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) 
     ----------
     key : a JAX key of at least 256 bits, such as ``fresh_key()``; it determines the batch.
     dataset_size : int from 1 to 2**31 - 1, static.
-    sampling_probability : the rate q, or one rate for each example, chosen without the data; or ``threshold(rates)``,
-        which may be traced, as rates may not.
+    sampling_probability : the rate q, or one rate for each example, chosen without the data; or ``threshold(rates)``.
+        Thresholds may be traced, rates may not.
 
     Returns
     -------
     Selection : the numbers of the drawn examples, in ascending order.
 
     A step with this batch is accounted for as PoissonSampled(Gaussian(noise_multiplier), q), for neighbouring data sets
-    that differ by one added or removed example.  If each example has its own rate, q is the rate of this example, or
-    the largest rate.  Divide the sum of the gradients by the sum of the rates, never by the count.
+    that differ by one added or removed example.  If each example has its own rate, q is the rate of the added or
+    removed example, or the largest rate.  Divide the sum of the gradients by the sum of the rates, never by the count.
 
     References
     ----------
@@ -352,10 +352,10 @@ def grouped(users: Any, number: int, sizes: set[tuple[int, ...]]) -> tuple[np.nd
 
 
 def of_users(key: Any, data: UserData, users: Any, most: int, before: Any = None) -> tuple[tuple[Any, Any], Any]:
-    """Return ((examples (users, most, ...), weights (users, most)), whether each user has examples) for some users.
+    """For some users, return ((examples (users, most, ...), weights (users, most)), whether each user has examples).
 
     If a user has n > most examples, `most` of them are drawn, each uniformly up to a relative error of n 2^-32.  No
-    privacy guarantee depends on this error.  `before` is the number of users that come before those in `data`.
+    privacy guarantee depends on this error.  The first user in `data` has number `before`, by default 0.
     """
     count, first = data.count[users], data.first[users]
     kept = jnp.minimum(count, most)

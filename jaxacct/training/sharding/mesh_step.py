@@ -70,7 +70,7 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
 
 
 def _those_of(drawn: Selection, first: Any, rows: int) -> Selection:
-    """Return the selected records that a device has, `first` to `first + rows - 1`, numbered from 0."""
+    """Return the drawn records among `first` to `first + rows - 1`, which a device has.  Number `first` becomes 0."""
     places = drawn.indices.shape[0]
     at = drawn.indices - first
     mine = (jnp.arange(places, dtype=jnp.int32) < drawn.count) & (at >= 0) & (at < rows)
@@ -114,7 +114,7 @@ def zipped(function: Callable[[Any, P], Any], tree: Any, specs: Any) -> Any:
 
 
 def at_hand(params: Any, specs: Any, frozen: Any, rest: Any, clip_norm: Any) -> tuple[Carried, Any]:
-    """Gather whole arrays in a `shard_map`: of `params`, cut as `specs` says, and of `frozen`, cut as `rest` says."""
+    """In a `shard_map`, gather whole arrays of `params`, cut as `specs` says, and of `frozen`, cut as `rest` says."""
 
     def gathered(part: Any, spec: P) -> Any:
         for axis, names in enumerate(spec):
@@ -174,7 +174,7 @@ class _Run(NamedTuple):
 
     first: Any  # uint32, the number of the first of these entries in the array; it may differ between devices
     shape: tuple[int, ...]  # the shape that these entries have as an array of their own
-    begins: list[Any]  # for each axis of that own array, the index at which the device's part begins
+    begins: list[Any]  # for each axis of `shape`, the index at which the device's part begins
 
     @property
     def units(self) -> int:
@@ -188,7 +188,7 @@ class _Run(NamedTuple):
 
 
 def _run(whole: tuple[int, ...], part: tuple[int, ...], spec: P) -> _Run:
-    """Return a device's `_Run`, given both shapes: the part if only the first axis is cut, else the whole array."""
+    """Return a device's `_Run`: just the device's part if only the first axis is cut, else the whole array."""
     names = [axes_of(spec[axis]) if axis < len(spec) else () for axis in range(len(whole))]
     place = [jax.lax.axis_index(own).astype(jnp.uint32) if own else jnp.uint32(0) for own in names]
     if part[:1] != whole[:1] and part[1:] == whole[1:]:
@@ -330,7 +330,7 @@ def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
 
 
 def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> LoadedStep:
-    """Return `loaded_step` for a mesh.  Until the release, a first axis of all `Sums` runs over the devices."""
+    """Return `loaded_step` for a mesh.  Until the release, arrays of `Sums` have an extra first axis: the devices."""
     spread = P(mesh.axis_names)
     over = lambda function, ins, outs: jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
 

@@ -34,7 +34,7 @@ _FRAME = 256  # bytes that `Processes.gather` sends first: a message's length in
 
 
 class Processes:
-    """Processes that take each step of a run together, and the number of this one; `gather` and `tell` wait for all."""
+    """Processes that take each step of a run together; this one is `number`.  `gather` and `tell` wait for all."""
 
     def __init__(self, count: int, number: int) -> None:
         self.count, self.number = count, number
@@ -250,7 +250,7 @@ class Placement:
         return None if mesh is None else jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=is_spec)
 
     def _put(self, tree: Any, where: Any) -> Any:
-        """Put arrays on the devices as `where` says; those not yet spread over processes must be the same in all."""
+        """Put arrays where `where` says.  Arrays not yet spread over processes must be the same in all processes."""
         if self.mesh is None:
             return _on_device(tree)
         if self.processes.count > 1:
@@ -286,7 +286,7 @@ def _on_device(tree: Any) -> Any:
 
 
 def copied(carried: Carried) -> Carried:
-    """Return a copy of all arrays, by `device_put` (which compiles nothing) unless one is spread over processes."""
+    """Copy each array by `device_put`, which compiles nothing, or by `jnp.copy` if it is spread over processes."""
     copy = lambda leaf: jnp.copy(leaf) if _spread(leaf) else jax.device_put(leaf, may_alias=False)
     there: Carried = jax.tree.map(copy, carried)
     return there
@@ -298,7 +298,7 @@ def _spread(leaf: Any) -> bool:
 
 
 def _rows_on_mesh(data: Any, mesh: Mesh, size: int) -> Any:
-    """Put equally many consecutive rows on each device, then zeros.  A process reads only the rows of its devices."""
+    """Put ceil(size / devices) consecutive rows on each device, zeros after the last.  A process reads its own rows."""
     rows = -(-size // mesh.size)
     where = NamedSharding(mesh, P(mesh.axis_names))
 
@@ -352,7 +352,7 @@ def _on_host(leaf: Any) -> tuple[Any, Any]:
 
 
 def _filled(read: Callable[[int], np.ndarray], part: tuple[int, ...], dtype: Any, where: NamedSharding) -> Any:
-    """Return an array of shape `part` on each device: what `read` gives for the number of its first row, then zeros."""
+    """Return an array with a part for each device: `read(number of its first row)`, then zeros up to shape `part`."""
 
     def one(index: Any) -> np.ndarray:
         have = read(index[0].start or 0)

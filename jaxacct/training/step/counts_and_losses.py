@@ -82,7 +82,7 @@ class PrivateLoss:
 def gradient_noise(
     noise_multiplier: float, expected_batch_size: float, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None
 ) -> float:
-    """Return the gradients' noise multiplier, rounded up.  A step then costs as one Gaussian of `noise_multiplier`."""
+    """Return the gradients' noise multiplier, rounded up.  A step then costs as much as Gaussian(noise_multiplier)."""
     check("noise_multiplier", noise_multiplier, DEVIATION)
     if private_loss is not None and not expected_batch_size <= _MOST_MEMBERS:
         raise InputError(

@@ -122,7 +122,7 @@ def advance(
     cut: bytes = b"",  # a step with other bytes than the step before begins a new pass
     groups: int | None = None,  # the number of groups, or of batches in a fixed order
 ) -> tuple[Lineage, StepKey]:
-    """Return the lineage after one more step, and its keys; all programs, data and settings so far decide `words`."""
+    """Return the lineage after a step, and the step's keys.  All programs, data and settings so far decide `words`."""
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
         lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
     chain = digest(lineage.chain, program, data, repr(settings).encode())

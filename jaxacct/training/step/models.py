@@ -153,7 +153,7 @@ def lora(
     params : the base: linen variables, an nnx or Equinox module, or any pytree.  It must not come from private data.
     rank : int, at least 1; the rank of each product a b.
     where : a function of a path such as "params/Dense_0/kernel".  It returns True for each array, of two or more axes,
-        that gets an adapter.  By default: arrays of two or three axes named "kernel", and of two axes named "weight".
+        that gets an adapter.  By default: arrays named "kernel", of two or three axes, or "weight", of two axes.
         If W is the array of a convolution or look-up, the gradient of each example is as large as W.
     alpha : > 0, by default the rank, which makes the scale 1.
     key : a JAX key, from which the factor ``a`` is drawn as N(0, 1/fan-in); by default a key from the operating system.
@@ -162,7 +162,8 @@ def lora(
     -------
     LoRA : the parameters to give to ``trainer.init``.  Its method ``merge()`` returns parameters without adapters.
 
-    An array is cut into leading and trailing axes of nearly equal total size: (features, heads, width) after features.
+    The axes of an array are cut into leading and trailing axes of nearly equal total size: for example, axes
+    (features, heads, width) are cut into (features) and (heads, width).
 
     References
     ----------
@@ -264,7 +265,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return what the adapter adds to a product: scale (x a) b to x W, scale (x b^T) a^T to x W^T, else None."""
+    """Return what the adapter adds to x W, scale (x a) b, or to x W^T, scale (x b^T) a^T; None for other products."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1
@@ -315,7 +316,7 @@ class Untrained:
 
 
 def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | None]:
-    """Return (model with None for untrained leaves, the rest).  The rest is None if all is trained, unless nnx."""
+    """Return (model with None for untrained leaves, rest).  Unless the model is nnx, rest is None if all is trained."""
     tree, outer = model_as_pytree(model)
     leaves, structure = jax.tree_util.tree_flatten(tree)
     arrays = arrays_of(tree)
@@ -401,7 +402,7 @@ def loss_of(
     rngs: bool | Sequence[str],
     apply_kwargs: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
-    """Return the loss as a function (model, example[, key]).  `loss_fn` is such a function, or a module with `loss`."""
+    """Return the loss as a function (model, example[, key]).  `loss_fn` is this function, or, with `loss`, a module."""
     named = dict(apply_kwargs or {})
     if isinstance(loss_fn, type):
         raise InputError(

@@ -1,6 +1,6 @@
 """Gaussian noise for one step, and the streams of randomness of a run (README.md of this folder, "Noise").
 
-Draws end at 9.4 standard deviations, where `jax.random.normal` ends at 5.5: a sum past the end reveals an example.
+Draws end at 9.4 standard deviations, those of `jax.random.normal` at 5.5: a sum past the end reveals an example.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MODEL = 8  # the random numbers of the model for each example, such as dropout m
 LOSS = 9  # the noise on the private loss
 UNIT = 32  # normal draws in a unit of noise: three ChaCha20 blocks have 48 words, and three words make two draws
 _PIECE, _PIECE_ON_CPU = 16_368, 1_056
-"""Largest numbers of units drawn at a time, on GPUs and TPUs (12 MB) and on a CPU (a core's cache; with more, several
-threads take twice the CPU time).  Rows of draws compete for cache lines if the number is a power of two."""
+"""Largest numbers of units drawn at a time: 12 MB on GPUs and TPUs, a core's cache on a CPU.  On a CPU a larger number
+doubles the CPU time of several threads.  Rows of draws compete for cache lines if the number is a power of two."""
 
 
 @jax.jit
@@ -53,7 +53,8 @@ def host_stream(words: Any, purpose: int) -> np.ndarray:
 def add(key: Any, tree: Any, std: Any) -> Any:
     """Add independent N(0, std^2) to each entry of a whole batch's sum, once per step.
 
-    `std` is the noise multiplier times the clip norm, whatever the relation.  Divide by the *expected* batch size.
+    `std` is the noise multiplier times the clip norm, for all neighbouring relations.  Divide the noisy sum by the
+    *expected* batch size.
     """
     leaves, structure = jax.tree_util.tree_flatten(tree)
     words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)
@@ -78,7 +79,7 @@ def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
 
 
 def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> dict[int, Any]:
-    """Draw standard normals for some of a pytree's `leaves` leaves: for those in `shapes`, {index of leaf: shape}."""
+    """Draw standard normals for the leaves in `shapes`, {index of leaf: shape}, of a pytree with `leaves` leaves."""
     sizes = {place: math.prod(shape) for place, shape in shapes.items()}
     drawn = draws_of_units(words, {place: -(-size // UNIT) for place, size in sizes.items()}, leaves, dtype)
     return {place: own.reshape(-1)[: sizes[place]].reshape(shapes[place]) for place, own in drawn}
@@ -167,7 +168,7 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
     """Return an Optax transformation that turns a clipped sum into (clipped sum + noise) / expected batch size.
 
     Its input must be the *sum over the whole drawn batch of gradients clipped to clip_norm*, as ``clipped_sum`` returns
-    it; add micro-batches first.  It cannot be checked: with a mean, or without clipping, the noise protects nothing.
+    it; add micro-batches first.  No code can check this: with a mean, or without clipping, the noise protects nothing.
 
     Parameters
     ----------

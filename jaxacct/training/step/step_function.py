@@ -69,8 +69,8 @@ class Numbers(NamedTuple):
     position: Any  # which batch of its pass, slot of its round, or group of the run the step takes; counted from 0
     expected_batch_size: Any
     gradient_noise: Any  # noise multiplier on the gradients
-    count_draw: Any = None  # noise on the adaptive clip norm's count (`loss_draw`: on the private loss), or None
-    loss_draw: Any = None
+    count_draw: Any = None  # noise on the adaptive clip norm's count; None if the clip norm is fixed
+    loss_draw: Any = None  # noise on the private loss; None if a step releases no loss
     taps: Any = None  # the strategy's `Taps` for correlated noise; None if the noise of all steps is independent
 
 
