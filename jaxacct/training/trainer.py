@@ -70,16 +70,16 @@ class Trainer:
         ``loss(module.apply(params, input), target)`` of linen, ``loss(module(input), target)`` of nnx and Equinox.
     method : {"auto", "vmap", "ghost"}, as for ``clipped_sum``.
     micro_batch : number of examples (or users) processed at a time, by default at most 64.  It limits the memory.
-    examples_per_user : only for unit "user" of the plan: the largest number of a user's examples in a step, a fresh
-        random subset if the user has more.  The mean of their gradients is clipped to norm C.
+    examples_per_user : only for unit "user" of the plan: the largest number of a user's examples in a step.  Of a user
+        who has more, each step takes a fresh random subset.  The mean of the user's gradients is clipped to norm C.
     rngs : whether the loss is called as (params, example, key), with a key of the step and the example alone.  A module
         gets it as its framework expects.  If a linen module has streams other than "dropout", give their names.
     apply_kwargs : for a module, further arguments of its call, such as ``{"train": True}``.
     has_aux : whether the loss returns (loss, aux).  Aux is summed over the batch, for logs: it is *not* private.
     trainable : the trained part: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
         prefix of the parameters; or a type of nnx variables.  All else is frozen: not clipped, without noise, unknown
-        to the optimizer; it must not come from the private data.  By default everything is trained, but only the
-        nnx.Param of an nnx module, and only the adapters of parameters with `lora`.
+        to the optimizer; it must not come from the private data.  The default is the nnx.Param of an nnx module, the
+        adapters of parameters with `lora`, and everything for other models.
     private_loss : a PrivateLoss.  Each step then also releases a noisy mean loss, given to the optimizer as ``value``.
     mesh : a jax.sharding.Mesh.  Its devices, of one process or of all under `jax.distributed`, share the examples (or
         users) of each step.  The batch that a key draws does not depend on the size of the mesh.
@@ -179,7 +179,8 @@ class Trainer:
 
         Raises
         ------
-        InputError : no params or example, a bad key, a model that mixes examples, an optimizer of non-private values.
+        InputError : neither params nor example, a bad key, a model that mixes examples, or an optimizer that asks for
+            non-private values.
         """
         root = self.placement.processes.tell(secret_bytes(key))
         if params is None:
@@ -194,7 +195,7 @@ class Trainer:
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
     def norm_methods(self, params: PyTree, data: PyTree) -> dict[str, str]:
-        """Return {path: "ghost", or "vmap" or "none" with the ``reason``}: how the norm of each gradient is found."""
+        """Return {path: "ghost", "vmap" or "none" (no gradient)}, the way to its norm.  ``reason``: why not "ghost"."""
         most = self.examples_per_user
         if isinstance(data, Source):
             data = jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(data), *a.shape), a.dtype), data.layout.example)
@@ -235,7 +236,7 @@ class Trainer:
             Source, which loads each batch during the previous step; without a mesh a NumPy memory map is read as a
             Source.  On a mesh every process needs the map of all rows and reads those of its own devices; from a Source
             it loads whole batches.
-        users : for unit "user" of the plan: the user of each of any number of examples, from 0 to dataset_size - 1.
+        users : for unit "user" of the plan: each example's user, 0 to dataset_size - 1, for any number of examples.
         ledger : an open Ledger, or the path of a new or existing one.  Every step is in it, on the disk, before its
             noisy gradient is used.  The ledger's other entries count against the target.  A state or checkpoint that is
             noted in a ledger is refused without this ledger, or with an older copy.
@@ -249,9 +250,10 @@ class Trainer:
             resumed run appends.  A record has an upper bound of epsilon so far; what is under "not_private" is *not*
             private, and must not end a run: the function's result is ignored, and it is not called again once it
             raises.  Records are put out once a second and at the end (jaxacct/training/run/README.md, "The log").
-        note_ahead : the largest number of steps that one write enters into the ledger, by default (and at most) a
-            hundredth of the plan's; fewer if writing then takes below 5 % of the time; 1 for a Source or passes.  If a
-            run is cut off, steps that were entered but not taken count as spent until it is resumed.
+        note_ahead : the largest number of steps that one write enters into the ledger: by default, and at most, 1 % of
+            the plan's steps, but 1 step for a Source or for batch rules with passes or rounds.  A write enters only as
+            many steps as keep writing below 5 % of the time.  If a run is cut off, steps that were entered but not
+            taken count as spent until the run is resumed.
         evaluate : (params, public_data) -> a number or a dict of numbers, such as a validation loss, called after every
             `eval_every` steps and after the plan's last.  The values, in ``state.evaluations`` and the log, may be
             published, at no cost if the run goes to its end.  But each call counts as a look at outputs: if the run
@@ -367,7 +369,7 @@ class Trainer:
             if ledger is not None:
                 ledger.seen(plan, step, looked)
 
-        # several processes can write into the ledger only together: they write a look before any of them may look
+        # several processes write into the ledger only together, so they write that outputs are seen before any callback
         alone = processes.count == 1
         looks, noted, noted_until = Looks(state.seen, see if alone else lambda: None), alone, step
 
@@ -438,7 +440,7 @@ class Trainer:
                         stopped = "callback"
                         break
         except BaseException as error:
-            # the checkpoints, log or line of an interrupted run may have been seen, so the ledger notes its end
+            # checkpoints, log or progress line of an interrupted run may have been seen, so note where the run ended
             refused = isinstance(error, InputError) and step == state.step
             if ledger is not None and step and not refused:
                 _whatever_fails(functools.partial(ledger.cut_off, plan, step))
@@ -455,7 +457,7 @@ class Trainer:
         line = line._replace(seal=digest_of(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
-            store.save(last)  # without `session`: no released step follows that a resumed run must repeat
+            store.save(last)  # without `session`: no released step follows, so a resumed run has none to repeat
         if ledger is not None and stopped == "early_stop":
             ledger.stopped_early(plan, step)  # needed if the run got its ledger only after the early stop
         return self._state(last, program.frozen, tuple(evaluations))

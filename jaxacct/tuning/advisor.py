@@ -41,7 +41,7 @@ MEAN = Constraint("use an expected number of candidates above 0", 0, LARGEST_MEA
 class Option:
     """One way to spend the budget of a tuning: how candidates are drawn and trained, and what this costs."""
 
-    split: str  # as for `Cost`, like `share`
+    split: str  # `split` and `share` are those of `Cost`
     share: float
     family: str  # of the law of K, the number of candidates
     parameter: float  # the law's gamma; for a law without gamma, its mean
@@ -52,8 +52,8 @@ class Option:
     epsilon: float  # certified upper bound for the whole tuning, at most the target; NaN if "infeasible"
     gradients: float  # mean number of gradient evaluations under the law of K (`gradients_95`: 95 % quantile)
     gradients_95: float
-    # "ok": at most 0.2 % of the target is unspent.  "not_binding": more is, at the least noise or an E[K] of a million.
-    # "loose": more is, for another reason, such as that K is whole.  "infeasible": nothing meets the target.
+    # "infeasible": nothing meets the target.  "ok": at most 0.2 % of the target is unspent.  If more is unspent:
+    # "not_binding" at the least noise or an E[K] of a million, "loose" for another reason, such as that K is whole.
     status: str
     search: str = "iid"  # or "4 rounds" (each winner is public, `parameter` is of one round), or "adaptive"
 
@@ -82,7 +82,7 @@ class Advice:
     untuned_noise: float
 
     def best(self, noise: float | None = None) -> Option:
-        """Return the option of most candidates, then of least noise, with `released_noise` at most `noise` if given."""
+        """Return the option with most candidates, in a tie with least `released_noise`.  `noise` limits that noise."""
         limit = math.inf if noise is None else float(check("noise", noise, POSITIVE))
         left = [one for one in self.options if one.status != "infeasible" and one.released_noise <= limit]
         if not left:
@@ -329,7 +329,7 @@ class Task:
         upper = functools.cache(lambda mean: self.epsilon(way, mean, sigma))
         several = lambda means: np.array([upper(mean) for mean in means.tolist()])
         limits, start = (way.least, LARGEST_MEAN), max(4.0, 2.0 * way.least)
-        # stop if at most 5e-5 (rtol / 2) of the target is unspent, or if 1 % (closest) more candidates exceed it
+        # stop if at most 5e-5 (rtol / 2) of the target is unspent, or if 1 % more candidates (closest) miss the target
         mean = least_private(several, self.target, start, limits, falls=False, rtol=1e-4, closest=0.01)
         if math.isnan(mean):
             return self._option(way, way.least, sigma, None, False)

@@ -159,7 +159,7 @@ def truncated(law: Law, most: int) -> Categorical:
 
 
 def require_pad(law: Law, space: Any, pad: int | None) -> None:
-    """Raise InputError if K can exceed `pad`, the number of candidates trained whatever K is, or if K is public."""
+    """With `pad`, the number of candidates that are always trained, refuse a K that is public or can exceed `pad`."""
     if pad is None:
         return
     if isinstance(space, Adaptive):
@@ -206,7 +206,7 @@ def selected(
     value: Callable[[Any, int], float],  # (result, number) -> score
     together: int = CANDIDATES_PER_CALL,
 ) -> tuple[list[Found], list[dict[str, Any]]]:
-    """Draw K, train K candidates.  Return (best `top`, best first; at least one config, the first without data)."""
+    """Draw K and train.  Return (best `top` of K, best first; configs).  configs[0] always exists and uses no data."""
     require_pad(law, space, pad)
     count = law.sample()
     if isinstance(space, Adaptive):
@@ -241,7 +241,7 @@ def best_few(
     bar: Progress,
     together: int = CANDIDATES_PER_CALL,
 ) -> list[Found]:
-    """Train and score all candidates; return the best `top` of the first `count`, but none of these that raised."""
+    """Train and score all candidates; return the best `top` of the first `count`, without candidates that raised."""
     members: dict[Hashable, list[int]] = {}
     for number, kind in enumerate(kinds):
         members.setdefault(kind, []).append(number)

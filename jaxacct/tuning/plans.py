@@ -123,12 +123,12 @@ class Cost:
 class MatchedPlan:
     """The plan of a tuning whose candidates differ in sampling probability and length, besides their configurations.
 
-    Each pair of a sampling probability and a length has a plan.  All plans have the same epsilon, solved for so that
-    the whole tuning meets the target, and each has the least noise with which a run is (epsilon, target_delta)-DP.
+    Each pair of a sampling probability and a length has a plan.  All plans have the same epsilon, the largest at which
+    the whole tuning meets the target.  Each has the least noise with which a run is (epsilon, target_delta)-DP.
     Each candidate draws its plan with equal probabilities, independently of the space and the data, and the winner's
     plan is released.  The solved plan has `plans`: first those of all lengths at the first sampling probability, then
-    at the second.  Its `epsilon` is a Bounds for adding or removing one record, of kind "bound" with several plans.
-    Its `mechanism` is the training of one candidate, which draws its plan.
+    at the second.  Its `epsilon` is a Bounds for adding or removing one record; with several plans its kind is "bound".
+    Its `mechanism` draws a plan and trains one candidate.
 
     Parameters
     ----------
@@ -335,7 +335,7 @@ class SubsetPlan:
 
     @property
     def growth(self) -> float:
-        """Expected records of the final run / a candidate: with share q, (1-q)/q for variant "rest", 1/q for "all"."""
+        """Expected records of the final run divided by a candidate's: (1-q)/q for "rest", 1/q for "all", q = share."""
         return ((1.0 - self.share) if self.variant == "rest" else 1.0) / self.share
 
     @property

@@ -21,7 +21,7 @@ from jaxacct.selection import Law, candidates_profile, rounds, select
 from jaxacct.training.run.evaluations import LOWER_BITS, UNIT_BITS, require_countable
 
 PROFILE_POINTS = 48
-"""Number of points, up to twice the epsilon, of the profile of a tuning with a private score on validation data."""
+"""Number of evenly spaced epsilons, from 0 to twice the bound, in the profile of a tuning scored on validation data."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,9 @@ class PrivateScore:
     """Score by a noisy count on private data: the sum over the examples of a value in [0, 1], plus noise.
 
     One record changes the sum of the rounded values by at most 1; the noisy count is the rounded output of a Gaussian
-    mechanism.  With "validation" the two data sets share no record: by parallel composition the tuning costs the larger
-    of a selection among trainings and one among scores.  With "training" a candidate is its training and its score.
+    mechanism.  With "validation" the two data sets share no record.  By parallel composition the tuning then costs as
+    much as a selection among trainings or as a selection among scores, whichever costs more.  With "training" a
+    candidate costs as much as its training and its score together.
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ from jaxacct.core.validation import POSITIVE, PROBABILITY, Constraint, InputErro
 
 
 class Distribution(ABC):
-    """Law of one hyper-parameter.  Candidates drawn from a law of your own count as adaptive unless declared i.i.d.
+    """Law of one hyper-parameter.  If you write a law, its draws count as adaptive unless you declare them i.i.d.
 
     >>> import jax
     >>> from jaxacct import tuning
@@ -152,7 +152,7 @@ class Sampled(Protocol):
 
 
 class Space(ABC):
-    """Law of configurations {name: value}.  Draws from a space of your own count as i.i.d. only if you declare it.
+    """Law of configurations {name: value}.  If you write a space, its draws count as i.i.d. only if you declare it.
 
     >>> from jaxacct import tuning
     >>> isinstance(tuning.grid(rate=[0.1, 0.2]), tuning.Space)

@@ -94,7 +94,7 @@ def tune_on_subset(
     data, plan : pytree of arrays, plan.dataset_size records along the first axis, and a `SubsetPlan`.
     init : JAX key -> initial parameters, of equal shapes for all keys.
     score : as for `tune`, but it must depend on public data only.
-    candidates : "iid" declares draws i.i.d., as required for a space other than `Grid`, or `Random` with library laws.
+    candidates : "iid" declares draws i.i.d.  It is required unless space is a `Grid`, or a `Random` with library laws.
     extrapolate : "sgd", "adam" or a function (config, growth) -> config, as for `extrapolated`, with plan.growth.
     warm_start : whether the final run begins at the winner's parameters (Remark 3 of Koskela and Kulkarni covers this).
     clip_norm, method, micro_batch : as for `side_by_side`, but an AdaptiveClip is refused.

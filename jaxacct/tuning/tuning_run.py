@@ -116,8 +116,8 @@ def tune(
     plan : a Plan with repetitions; a `MatchedPlan` for several rates or lengths; a `SearchPlan` for several winners.
     init : JAX key -> initial parameters, of equal shapes for all keys.  May be left out for a linen module.
     loss : (output, target) -> scalar, for a module, as for the Trainer.
-    score : params -> a number that depends on public data only; or a PrivateScore.  The largest, or of equals the
-        first, wins.  An exception counts as NaN, the lowest, and is not shown: try out all on made-up data first.
+    score : params -> a number that depends on public data only; or a PrivateScore.  The largest score wins; in
+        a tie, the first.  An exception counts as NaN, the lowest, and is not shown: test functions on made-up data.
     candidates : "iid" or "adaptive", as for `selection.select`.  By default "iid" for a `Grid`, and for a `Random` with
         the library's distributions, unless the plan is for adaptive candidates; else "adaptive".  "iid" declares that
         all draws of the space are independent and from one law, and is noted in `Tuned.candidates` and in the ledger.
@@ -127,7 +127,7 @@ def tune(
     clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`.
     ledger : a path or a Ledger; its entries count against the plan's target.
     key : 32 secret bytes for all randomness but K, by default from the operating system; never use them twice.
-    progress : whether to show a line; None: on a terminal.  Without pad only an `Adaptive` search, of public K, has it.
+    progress : whether to show a line; None: on a terminal.  Without pad only `Adaptive`, where K is public, shows it.
 
     Returns
     -------

@@ -371,7 +371,7 @@ def sums_over(
 def private_step(rule: StepRule) -> Callable[..., tuple[Carried, Observed]]:
     """Return the step as a pure function, which gets the words of a step key and of a pass key.
 
-    Each step needs its own step key.  A pass or round (with groups or a fixed order: the run) has one pass key.
+    Each step needs its own step key.  A pass or round has one pass key; with groups or a fixed order, a run has one.
     """
 
     def step(

@@ -25,7 +25,7 @@ POISSON, TRUNCATED, ALLOCATION = "poisson", "truncated_poisson", "random_allocat
 WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = "without_replacement", "fixed_batches", "cyclic_poisson", "fixed_order"
 SAMPLING = (POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER)  # the batch rules
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
-"""Batch rules with one release per pass or round (ORDER: per run).  A record is in at most one batch of each."""
+"""Batch rules with one release per pass or round (ORDER: per run).  Each pass or round uses a record at most once."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw the batch of each record anew for every pass.  The groups of CYCLIC are drawn once in a run."""
 WITH_NOISE = (CYCLIC, ORDER)  # rules that allow correlated noise, since two steps of a record are far apart
@@ -35,9 +35,9 @@ INSTEAD = {
     FIXED: "each pass as ja.Gaussian(noise_multiplier / 5**0.5)",
     ORDER: "each run in a fixed order as ja.Gaussian(noise_multiplier / 3)",
 }
-"""Part of an error: what to account for if an added record takes the place of another, which moves to another batch.
-Then one batch's sum changes by up to 2 C, with C the clip norm, and another's by up to C.  The changes are orthogonal
-under FIXED, but not under ORDER, where steps share noise."""
+"""End of an error message: what to account for if an added record takes the place of one that moves to a second batch.
+With clip norm C, the sum of the first batch then changes by up to 2 C, and that of the second by up to C.  The changes
+are orthogonal under FIXED, but not under ORDER, where steps share noise."""
 _SHARED = "the next ones share noise with them"
 STAYS = {
     "noise": f"{_SHARED}; let it stay, or recalibrate the plan so far",
@@ -70,7 +70,7 @@ class Turn(NamedTuple):
         return last is not None and last[:2] == before and last.noise_multiplier <= self.noise_multiplier
 
     def alone(self) -> Release:
-        """Return the release, at rate 1, that `released` counts in addition if `follows` is False for this step."""
+        """Return the extra release, at rate 1, of a step that begins a stretch.  `released` says when it counts."""
         return Release(CYCLIC, self.noise_multiplier, 1.0)
 
 
@@ -80,9 +80,10 @@ class Release(NamedTuple):
     # a release also covers the effect of its records on later steps that share its noise
     sampling: str
     noise_multiplier: float
-    sampling_probability: float  # of a step (CYCLIC: in its group); ALLOCATION: 1 / slots; UNSAMPLED or pass unknown: 1
+    # 1 under UNSAMPLED, or if the pass is not known; ALLOCATION: 1 / slots; else a step's rate (CYCLIC: in its group)
+    sampling_probability: float
     cap: int = 0  # the largest batch under truncated Poisson sampling; 0 under other rules
-    dataset_size: int = 0  # likewise the number of records
+    dataset_size: int = 0  # the number of records under truncated Poisson sampling; 0 under other rules
 
 
 def single(
