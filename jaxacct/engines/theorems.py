@@ -33,7 +33,10 @@ SUBNORMAL = 1e-307
 
 
 def tests_of(parts: Components) -> Tests:
-    """Return all tests of every row of the batch."""
+    """Return all tests of every row of the batch. Equal rows, such as one mechanism at many eps, are computed once."""
+    table = np.concatenate([x.reshape(len(parts.sign), -1) for x in parts], axis=1)
+    _, first, back = np.unique(table, axis=0, return_index=True, return_inverse=True)
+    parts = parts.take(first)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = [plain(parts)]
         for gaussian in _gaussians(parts):
@@ -45,7 +48,7 @@ def tests_of(parts: Components) -> Tests:
     log_p, log_q = (np.concatenate(columns, axis=1) for columns in zip(*found, strict=True))
     log_p = log_p + _log_survival(parts)[:, None]
     known = np.isfinite(log_p) & (log_p <= 0.0) & ~np.isnan(log_q)
-    return Tests(np.where(known, log_p, -np.inf), np.where(known, np.minimum(log_q, 0.0), 0.0))
+    return Tests(np.where(known, log_p, -np.inf)[back], np.where(known, np.minimum(log_q, 0.0), 0.0)[back])
 
 
 def best_epsilon(tests: Tests, delta: np.ndarray) -> np.ndarray:
