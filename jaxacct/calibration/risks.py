@@ -309,7 +309,7 @@ def _by_contour(
 ) -> tuple[RateSolve, np.ndarray]:
     """Solve for the noise and the best eps together. Return the solution, and which rows have one.
 
-    `epsilon`, given as for mu-Gaussian DP with the same rate, is overwritten by the best eps.
+    `epsilon` holds the best eps of mu-Gaussian DP, and is overwritten by the best eps of the solution.
     """
     q, steps = goal.known["sampling_probability"], goal.known["steps"]
     settled, fits, close = np.zeros((3, q.size), bool)

@@ -112,7 +112,7 @@ def spread_over_decades(values: Any) -> bool:
 
 
 def scale(axes: Any, side: str, values: Any) -> None:
-    """Make an axis logarithmic if its values need it; if they span few decades, label it with plain numbers."""
+    """Make an axis logarithmic if its values span decades. Label it with plain numbers if they span only a few."""
     if not spread_over_decades(values):
         return
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter

@@ -481,7 +481,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         place = best_epsilon(deltas, wanted[quick], start_at(advantage, wanted[quick]))
         rates = rate_at(deltas, place, wanted[quick], np.maximum(WIDTH, 1.5 * np.sqrt(width)))
         low[quick], high[quick] = 1.0 - rates.upper - 1e-16, np.minimum(high[quick], 1.0 - rates.lower + 1e-16)
-        # If the three values give no upper end, shared lattices are faster than contours, unless rounding limits both.
+        # `hard` rows are left to lattices: their three values gave no upper end, though delta(0) is narrow.
         hard[quick] = (rates.lower <= wanted[quick]) & (width <= 0.1 * EASY_WIDTH) & ~exact[rows[quick]]
     open_ = ~is_narrow(low, high, rtol)
     for row in np.unique(rows[open_]):

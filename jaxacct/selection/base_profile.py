@@ -57,7 +57,7 @@ TOGETHER = 32
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour. An eps with a wider bracket gets a contour of its own."""
 FEW = 64
-"""Largest number of eps of a `few_steps` base with a contour each. The lattice engine computes a larger number."""
+"""For a `few_steps` base, up to this many eps get a contour each. If there are more, the lattice engine answers all."""
 FEW_STEPS = 100.0
 """Largest number of steps of a `few_steps` base. For it the lattice engine is as accurate as contours, and faster."""
 VALUE_ERROR = 1e-12

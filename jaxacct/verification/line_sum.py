@@ -233,7 +233,7 @@ class Plan:
 
 
 def plans(parts: Any, epsilon: float, aim: float, most: int) -> Iterator[Plan]:
-    """Yield plans until one is cheap: without cuts, with small losses separated, then without the largest outputs."""
+    """Yield plans until one is cheap: first a plain one, then with small losses apart, then with large outputs cut."""
     first = _plan(parts, epsilon, aim, most, False)
     yield first
     if first.cost < LONG_SUM_PRODUCTS or not small_loss_steps.only_sampled_gaussians(parts):

@@ -1,6 +1,7 @@
 """Gaussian noise for one step, and the streams of randomness of a run (README.md of this folder, "Noise").
 
-Draws end at 9.4 standard deviations, those of `jax.random.normal` at 5.5: a sum past the end reveals an example.
+The draws of this file reach 9.4 standard deviations. Those of `jax.random.normal` reach only 5.5, and a noisy sum that
+lies farther out reveals an example.
 """
 
 from __future__ import annotations
