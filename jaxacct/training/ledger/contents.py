@@ -47,11 +47,12 @@ class _Partition:
             return first.sampling == entry.sampling
         if first.sampling == rules.ORDER:
             return entry.step not in self.steps
+        if share != entry.sampling_probability:
+            return False
         if first.sampling == rules.CYCLIC:
-            own = entry.groups == groups and entry.step // groups == first.step // groups
-            return own and share == entry.sampling_probability
-        full = len(self.steps) >= nearest_slots(share) and entry.step not in self.steps
-        return share == entry.sampling_probability and not full
+            return entry.groups == groups and entry.step // groups == first.step // groups
+        free = entry.step in self.steps or bool(len(self.steps) < nearest_slots(share))
+        return first.sampling == rules.ALLOCATION and free  # steps of any other rule are releases of their own
 
     def goes_on(self, plan: Plan, step: int) -> bool:
         """Return whether a plan's step can join.  If passes draw new batches, all entries must be of its pass."""
