@@ -6,6 +6,7 @@ import pathlib
 
 import numpy as np
 import pytest
+from helpers import refusal
 
 from jaxacct import InputError, strategies
 from jaxacct.strategies import (
@@ -253,3 +254,9 @@ def test_the_repr_of_a_strategy_shows_the_numbers_that_it_was_given():
     for each in (searched, given, searched.for_steps(8), strategies.BLT(1, steps=8, scales=(0.5,), decays=(0.5,))):
         assert eval(repr(each), vars(strategies)) == each
     assert len(repr(strategies.ColumnNormalised(2, steps=64, diagonals=np.ones((2, 64)).tolist()))) < 1000
+
+
+@pytest.mark.parametrize("made", [Banded, BLT, BandedInverse, ColumnNormalised])
+@pytest.mark.parametrize("size", [0, -1, 8.5])
+def test_sizes_are_checked_before_there_are_steps(made, size):
+    assert f"= {size}" in refusal(made, size) and "epochs = 0" in refusal(made, 2, epochs=0)

@@ -223,7 +223,7 @@ def test_the_same_script_run_twice_is_refused(path):
     before = path.read_bytes()
     words = refusal(trainer.fit, trainer.init(np.zeros(2, np.float32)), data, ledger=path, progress=False)
     assert "holds 8 steps of other runs; of this new run none of 8 steps fits the budget" in words
-    assert "give its checkpoints=; for other data use another ledger" in words
+    assert "give the checkpoints= that it began with" in words and "for other data use another ledger" in words
     assert path.read_bytes() == before
     with Ledger.open(path) as ledger:
         assert words == refusal(trainer.fit, trainer.init(np.zeros(2, np.float32)), data, ledger=ledger, progress=False)

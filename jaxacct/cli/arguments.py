@@ -13,7 +13,7 @@ from jaxacct import __version__
 
 CONFIGURATION = {
     "noise_multiplier": "noise standard deviation relative to the clip norm",
-    "sampling_probability": "probability of each record to be in the batch of a step",
+    "sampling_probability": "probability of each record to be in a batch (cyclic_poisson: each record of one group)",
     "steps": "number of steps",
     "dataset_size": "with --batch-size, instead of --sampling-probability",
     "batch_size": "expected batch size; sampling probability = batch size / data-set size",

@@ -88,7 +88,6 @@ def dp_sgd(
 
     Give the size of batches by one of `sampling_probability`, `batch_size` (with `dataset_size`) and `slots`, and the
     length of the run by one of `steps` and `epochs`: `q = batch_size / dataset_size`, and `steps = ceil(epochs / q)`.
-    With "cyclic_poisson" q is larger by the factor ``groups``, since a batch is drawn from one group.
 
     For "cyclic_poisson" the answer is that of ``ceil(steps / groups)`` Poisson sampled Gaussians. It is a bound for
     every banded strategy whose columns have norm at most 1. For ``strategies.Banded(bands, steps)``, `MatrixMechanism`
@@ -100,6 +99,8 @@ def dp_sgd(
         Standard deviation of the noise divided by the clip norm, which is the add/remove sensitivity.
     sampling_probability : array_like in [0, 1]
         q, the chance of each record to be in a batch; 1/q is a whole number for "random_allocation" and "shuffled".
+        For "cyclic_poisson" only the records of one group can be in a batch, and q is their chance:
+        `groups * batch_size / dataset_size`, not `batch_size / dataset_size`.
     steps : array_like of whole numbers from 1 to 2**53
     batch_size : array_like > 0, at most `dataset_size`
         Expected size of a batch, or the size of every batch (a whole number) if all are of one size.

@@ -13,7 +13,7 @@ import numpy as np
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.validation import POSITIVE, REAL, Constraint, InputError, check, refuse_where
 from jaxacct.strategies import optimise
-from jaxacct.strategies.strategy import Strategy, Taps, ring, store_whole
+from jaxacct.strategies.strategy import Strategy, Taps, ring
 
 
 class ToeplitzStrategy(Strategy):
@@ -180,7 +180,6 @@ class BLT(ToeplitzStrategy):
     decays: tuple[float, ...] = field(default=(), repr=False)
 
     def _settle(self) -> None:
-        store_whole(self, "buffers")
         scales, decays = self.scales, self.decays
         if not (np.size(scales) or np.size(decays)):
             scales, decays = optimise.buffered(self.buffers, self.steps, self.epochs)
@@ -235,7 +234,6 @@ class BandedInverse(ToeplitzStrategy):
     inverse: tuple[float, ...] = field(default=(), repr=False)
 
     def _settle(self) -> None:
-        store_whole(self, "inverse_bands")
         if self.inverse_bands > self.steps:
             raise InputError(f"inverse_bands = {self.inverse_bands} must be <= steps = {self.steps}; use fewer bands")
         given = np.size(self.inverse) > 0
@@ -264,7 +262,6 @@ class BandedInverse(ToeplitzStrategy):
 
 def _check_bands(strategy: Banded | ColumnNormalised) -> None:
     """Refuse more bands than an epoch has steps. Otherwise columns of C for two steps of one record would overlap."""
-    store_whole(strategy, "bands")
     if strategy.bands * strategy.epochs > strategy.steps:
         raise InputError(
             f"bands = {strategy.bands} must be <= steps / epochs = {strategy.steps // strategy.epochs}, or the columns "
@@ -379,7 +376,6 @@ class PrefixSum(Strategy):
     rounding: ClassVar = 0.0  # type: ignore[misc]  # the entries of C are 0 or 1, so C^T C is computed exactly
 
     def _settle(self) -> None:
-        store_whole(self, "restarts")
         if self.steps % self.restarts:
             raise InputError(f"restarts = {self.restarts} must divide steps = {self.steps}; use blocks of one length")
 

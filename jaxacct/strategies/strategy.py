@@ -178,10 +178,12 @@ class Strategy(ABC):
         """Check the fields. With `steps` = 0 there is no matrix yet; a `Plan` later calls `for_steps` to make one."""
         given = tuple(one.name for one in fields(cast(Any, self)) if not one.repr and np.size(getattr(self, one.name)))
         object.__setattr__(self, "_given", given)
+        for one in fields(cast(Any, self)):
+            if one.name != "steps" and one.type in ("int", int):
+                store_whole(self, one.name)
         if type(self.steps) is int and self.steps == 0:
             return
         object.__setattr__(self, "steps", int(check_one("steps", self.steps, STEPS, "a strategy is for one run")))
-        store_whole(self, "epochs")
         require_divisor(self.epochs, self.steps)
         self._settle()
 

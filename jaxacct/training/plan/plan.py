@@ -94,8 +94,8 @@ class Plan(PlanRequest):
     target_epsilon : > 0, or None to solve for nothing.
     target_delta : in (0, 1), always needed.
     dataset_size : the number of records, always needed, and assumed to be public.
-    sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size.  The argument
-        `batch_size` is another name of expected_batch_size.
+    sampling_probability, expected_batch_size : the rate in (0, 1], or that rate times dataset_size, divided by `groups`
+        if there are any.  The argument `batch_size` is another name of expected_batch_size.
     noise_multiplier : > 0, the standard deviation of the noise divided by the clip norm C, the most by which adding or
         removing a record changes the sum.
     steps, epochs : the length of the run, in steps or in passes over the data.

@@ -180,8 +180,8 @@ def why_not(sampling: str, relation: str) -> str:
     """Return why plans with the batch rule `sampling` cannot have the relation `relation`, or "" if they can."""
     if sampling in (rules.POISSON, rules.CYCLIC) and relation == "replace_one":
         return (
-            f"relation = 'replace_one' is not a relation of plans with sampling = {sampling!r}; give noise_multiplier, "
-            "and ask ja.epsilon(plan.mechanism, delta, relation='replace_one'), which is larger"
+            f"relation = 'replace_one' is not a relation of plans with sampling = {sampling!r}; plan by "
+            "noise_multiplier, without relation; ja.epsilon(plan.mechanism, delta, relation='replace_one') is larger"
         )
     if sampling in rules.UNSAMPLED and relation in DISPLACING:
         return (

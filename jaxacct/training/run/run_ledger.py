@@ -291,7 +291,10 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
     counts = ((steps, "step"), (more, "other release"))
     held = " and ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts if count)
     begins = f"{ledger.path}: holds {held} of other runs; of this new run "
-    remedy = "to continue a run give its checkpoints=; for other data use another ledger"
+    remedy = (
+        "to continue a run give the checkpoints= that it began with; a new run on the same data adds to what is spent, "
+        "and needs a larger target_epsilon; for other data use another ledger"
+    )
     if not fit:
         raise InputError(f"{begins}none of {left} steps fits the budget; {remedy}")
     warnings.warn(f"{begins}{fit} of {left} steps fit the budget; {remedy}", stacklevel=8)
