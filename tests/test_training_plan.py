@@ -430,3 +430,18 @@ def test_a_setting_that_no_plan_has_is_refused():
     plan = Plan(target_delta=DELTA, dataset_size=100, sampling_probability=0.1, noise_multiplier=1.0, steps=3)
     message = refusal(Plan.of, plan.segments, plan, target_epsilom=3.0)
     assert message.startswith("target_epsilom is no setting of a plan; use one of") and "target_epsilon" in message
+
+
+def test_a_plan_shows_what_differs_from_the_defaults():
+    given = {
+        "target_delta": DELTA,
+        "dataset_size": 100,
+        "sampling_probability": 0.1,
+        "noise_multiplier": 1.0,
+        "steps": 3,
+    }
+    assert repr(Plan(**given)) == (
+        f"Plan(target_delta={DELTA!r}, dataset_size=100, sampling_probability=0.1, expected_batch_size=10.0, "
+        "noise_multiplier=1.0, steps=3, epochs=0.3, relation='add_or_remove_one')"
+    )
+    assert repr(Plan(**given, unit="user")).endswith("unit='user')")

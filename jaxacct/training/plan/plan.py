@@ -74,7 +74,7 @@ class Allowance(Protocol):
         """Return whether the ledger's entries and the plan's next `steps` steps meet the plan's target and filter."""
 
 
-@dataclass(frozen=True, eq=False, init=False)
+@dataclass(frozen=True, eq=False, init=False, repr=False)
 class Plan(PlanRequest):
     """Settings of a DP-SGD run.  The plan solves for a missing setting, so that its certified epsilon meets a target.
 

@@ -58,7 +58,7 @@ _OPEN = {"noise_multiplier": ("noise_multiplier",), "steps": ("steps", "epochs")
 """For each setting that the solver can find, the arguments by which a caller can give it instead."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PlanRequest:
     """Checked arguments of a `Plan`.  An argument that the caller left out, and that has no default, is None."""
 
@@ -85,6 +85,12 @@ class PlanRequest:
     early_stop: EarlyStop | None
     sampling_rates: np.ndarray | None = field(repr=False)
     rates_digest: str | None = field(repr=False)
+
+    def __repr__(self) -> str:
+        """Return the numbers and choices that differ from `DEFAULTS`."""
+        known = ((each.name, getattr(self, each.name)) for each in fields(self) if each.repr)
+        shown = (f"{name}={value!r}" for name, value in known if value is not None and value != DEFAULTS.get(name))
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 _OWN = {"sampling": rules.POISSON, "data_dependent": False, "candidates": "iid", "unit": "record"}
