@@ -91,7 +91,7 @@ def _points(rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _corner(rho: float, xi: float) -> float:
-    """Return the least s that proves delta(0) <= tanh(s/2). The best test has two outputs, with log(p/q) = s and -s."""
+    """Return the least s that proves delta(0) <= tanh(s/2). Two outputs of losses s and -s attain it."""
     c = _orders(rho, 4 * ORDERS)
     for _ in range(2):
         limit = c * (xi + rho * (1.0 + c))

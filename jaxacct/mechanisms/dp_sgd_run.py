@@ -367,6 +367,6 @@ RULES = {
 SAME = {"fixed_batches": "shuffled"}
 """Other names of batch rules, each with the name in `RULES`."""
 OTHER_RULES = {"balls_in_bins": "ja.BallsInBins(ja.Gaussian(noise_multiplier), slots, epochs)"}
-"""Batch rules that `dp_sgd` refuses, since a run does not repeat one step. Each has the mechanism to use instead."""
+"""Batch rules whose runs are not one step repeated. `dp_sgd` refuses them, and names the mechanism to use instead."""
 SAMPLING = tuple(RULES)
 """Names of the batch rules."""

@@ -581,7 +581,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if self.group > 1 or relation == "zero_out":
             return "bound"
         replaced = relation == "replace_one" and not self._trivial()
-        # `joined`: the profile may be of no single pair of data sets. `rough`: the base's pair is only bounded.
+        # `joined`: perhaps no single pair of data sets has the whole profile. `rough`: the base's pair is only bounded.
         joined = replaced or not base.symmetric()
         rough = replaced and isinstance(base, BaseMechanism) and not base.finite
         return "bound" if rough or (joined and composed) else kind

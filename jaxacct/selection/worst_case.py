@@ -209,7 +209,7 @@ class Attack(float):
         # a score is the Q-mass of all outcomes that score lower: for an active outcome, those of the ranks (u, served]
         row = np.clip(np.searchsorted(self.rank, u, side="right") - 1, 0, self.served.size - 1)
         below = self.served[row] - u
-        # an inactive outcome of rank u scores above the active outcomes whose `served` is below u, of Q-mass `before`
+        # an inactive outcome of rank u outscores active outcomes whose `served` is below u; `before` is their Q-mass
         rows = np.searchsorted(-self.served, -u, side="right")
         before = self.rank[-1] - self.rank[np.minimum(rows, self.served.size)]
         first = self.served[-1]

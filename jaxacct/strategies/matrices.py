@@ -80,7 +80,7 @@ class Toeplitz(ToeplitzStrategy):
     Parameters
     ----------
     coefficients : c_0 > 0, c_1, ..., c_{p-1}; later entries of the first column are 0.
-    steps, epochs : n >= p, the size of the matrix, and the number of fixed epochs that errors assume, a divisor of n.
+    steps, epochs : the size n >= p of the matrix, and the number of fixed epochs that `error` is for (it divides n).
 
     References
     ----------
@@ -106,7 +106,7 @@ class Identity(ToeplitzStrategy):
 
     Parameters
     ----------
-    steps, epochs : n, the size of the matrix, and the number of fixed epochs that errors assume, a divisor of n.
+    steps, epochs : the size n of the matrix, and the number of fixed epochs that `error` is for (it divides n).
 
     References
     ----------
@@ -358,7 +358,7 @@ class PrefixSum(Strategy):
 
     Parameters
     ----------
-    steps, epochs : n, the number of leaves, and the number of fixed epochs that errors assume, a divisor of n.
+    steps, epochs : the number n of leaves, and the number of fixed epochs that `error` is for (it divides n).
     restarts : the number of blocks, a divisor of n; each has its own trees.  ``restarts = epochs``: a block per epoch.
 
     References
