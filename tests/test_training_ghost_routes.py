@@ -1,4 +1,4 @@
-"""Every way on which a parameter is followed to its products: norms against float64, contributions against C."""
+"""Every route from a parameter to its products is followed: norms against float64, contributions against C."""
 
 import functools
 
@@ -29,7 +29,7 @@ def stacked(p, x, dtype, wrap=lambda f: f, reverse=False):
 
 
 def nested(p, x, dtype):
-    """Slices of slices, and in the inner loop's runs one kernel for all."""
+    """The inner loop takes slices of a slice of `stack2`, and the same kernel `w` in all its runs."""
 
     def outer(h, stack):
         inner = lambda h, w: (jnp.tanh(h @ w + h @ p["w"].astype(dtype)), None)
@@ -74,7 +74,7 @@ ROUTES = {
 
 
 def loss_of(route, dtype):
-    """The loss through a route, each of its numbers by one of the example's own."""
+    """The loss: the sum of a route's outputs, each weighted by a number of the example."""
 
     def loss(p, example):
         y = ROUTES[route](p, example[0].astype(dtype), dtype)
@@ -141,7 +141,7 @@ QUICK = "loop of checkpoints"
 
 @pytest.mark.parametrize("route", [r if r == QUICK else pytest.param(r, marks=pytest.mark.slow) for r in ROUTES])
 def test_sums_and_norms_against_float64(route):
-    """Unclipped, the sum is the gradient; clipped to a norm below all, each contribution has that norm."""
+    """Unclipped, the gradients add up.  Clipped to C, a third of its norm, each contribution has norm 0.99 C to C."""
     p, batch = given_to(np.random.default_rng(1))
     p = only(route, p)
     expected = in_float64(route, p, batch)
@@ -168,7 +168,7 @@ def test_sums_and_norms_against_float64(route):
     st.sampled_from([1e-6, 0.02, 1.0, 300.0]),
 )
 def test_no_contribution_exceeds_the_clip_norm(route, dtype, seed, exponents, clip):
-    """Random models, the parameters, inputs and weights on scales of their own."""
+    """Random models, whose parameters, inputs and weights each have a scale of their own."""
     rng = np.random.default_rng(seed)
     p, (x, y) = given_to(rng)
     p = jax.tree.map(lambda a: a * np.float32(2.0 ** exponents[0]), only(route, p))
@@ -193,7 +193,7 @@ def of_opposite():
 @pytest.mark.parametrize("share", [1.0, 1 + 2.0**-12, 1 - 2.0**-20])
 @pytest.mark.parametrize("clip", [1e-6, 1.0])
 def test_uses_that_cancel(share, clip):
-    """What is left may be all rounding: it is no longer than C either."""
+    """The difference of the two uses may be rounding error alone; even so its norm is at most C."""
     rng = np.random.default_rng(5)
     batch = tuple((rng.normal(size=(BATCH, 9, K)) * 100).astype(np.float32) for _ in range(2))
     batch = (*batch, np.full(BATCH, share, np.float32))
@@ -240,7 +240,7 @@ def test_one_bad_example_is_left_out(route, dtype):
 
 @pytest.mark.parametrize("method", ["ghost", pytest.param("vmap", marks=pytest.mark.slow)])
 def test_gradients_beyond_the_range_of_a_cast_are_not_finite(method):
-    """In float16, through which the parameter goes, they would be infinite."""
+    """The parameter is cast to float16, where the second example's gradient, 2e5, is infinite."""
     loss = lambda w, e: jnp.sum((e[0] @ w.astype(jnp.float16)) * e[1]).astype(jnp.float32)
     ones = np.ones((3, 1, 4), np.float16)
     batch = ones * np.array([1, 2000, 100], np.float16)[:, None, None], ones * np.float16(100)

@@ -211,7 +211,7 @@ def anonymous():
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="asks Linux for its memory")
 def test_a_memory_map_is_not_copied_into_memory(tmp_path):
     size = 2**16
-    rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(size, 2048))  # 512 MiB, on a disk none of it
+    rows = np.memmap(tmp_path / "rows", np.float32, "w+", shape=(size, 2048))  # 512 MiB; a sparse file takes no disk
     plan = Plan(target_delta=1e-5, dataset_size=size, expected_batch_size=8, noise_multiplier=1.0, steps=3)
     trainer = Trainer(lambda w, x: x[1] * jnp.dot(w, x[0]), optax.sgd(0.1), plan, 1.0)
     grown = []

@@ -35,7 +35,7 @@ def kept(folder):
 
 @pytest.mark.parametrize("step", [moving, pytest.param(None, marks=pytest.mark.slow)], ids=["small", "real"])
 def test_a_loaded_step_is_the_compiled_one(folder, tmp_path, monkeypatch, step):
-    """A file that is damaged is compiled anew."""
+    """A damaged file is not loaded: its step is compiled anew."""
     if step is not None:
         monkeypatch.setattr(placement, "private_step", lambda rule: step)
     before, ledgers = programs.loading.count, [tmp_path / "compiled.jsonl", tmp_path / "loaded.jsonl"]

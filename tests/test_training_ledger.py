@@ -86,7 +86,7 @@ def test_a_partition_costs_its_dearest_step(tmp_path_factory, data):
         for step, partition, noise, key in entries:
             note(ledger, step, key=str(key), noise=noise, rate=0.1, partition=partition)
         counted = mu2(ledger)
-    costs = defaultdict(float)  # a record of the batch of a step of a partition is in all its entries
+    costs = defaultdict(float)  # of each partition, a record is in all entries of one step
     for step, partition, noise, _ in set(entries):
         costs[partition, step] += noise**-2
     worst = sum(max((c for (p, _), c in costs.items() if p == label), default=0.0) for label in "ab")
@@ -156,9 +156,9 @@ STATED = {
 
 @pytest.mark.parametrize("each", EXAMPLES, ids=lambda each: type(each).__name__)
 def test_what_serves_every_relation_costs_more_where_a_record_is_replaced(each):
-    """All classes: the pair of a guarantee that was stated for one relation is the same in all."""
+    """A guarantee stated for one relation gives the same epsilon under all relations."""
     if isinstance(each, ja.RandomizedResponse | ja.MixtureOfGaussians | ja.ProposeTestRelease):
-        return  # local; refused under replacement; stated in part
+        return  # in this order: local; refused under replacement; in part a stated guarantee
     moved, replaced = (ja.epsilon(each, DELTA, relation=r).upper for r in ("add_or_remove_one", "replace_one"))
     assert each.of_every_relation() == bool(replaced > moved)
 

@@ -79,7 +79,7 @@ def places(node, before=()):
 
 
 def rows():
-    """The places that the table names, as kind.field; a name by itself is a field of a `run` line, or of all."""
+    """The fields that the table names, as kind.field; `run` alone is one of a `run` line, `check` one of every line."""
     text = TABLE.read_text(encoding="utf-8")
     table = text[text.index("| fact | where |") : text.index("**Never too little.**")]
     cells = [line.split("|")[2] for line in table.splitlines()[2:] if line.startswith("|")]
@@ -119,7 +119,7 @@ def test_no_claim_is_smaller_without_a_fact(path, kind):
 
 @pytest.mark.parametrize("kind", LEDGERS)
 def test_a_line_less_is_refused(path, kind):
-    """But for the last, without which it is a ledger that had not got there: a mark tells the two apart."""
+    """A ledger without its last line reads as an earlier state of the ledger; only a mark has it refused."""
     LEDGERS[kind](path)
     lines = path.read_bytes().splitlines(keepends=True)
     mark = Ledger.read(path).mark()
@@ -148,7 +148,7 @@ def test_the_table_names_every_field(path):
 
 
 def test_an_old_version_is_taken_at_its_most(path):
-    """Version 1 said nothing of looks: taking the fact of the version down claims the whole plan."""
+    """Version 1 said nothing of looks, so a ledger whose version is changed to 1 claims the whole plan."""
     plan = Plan(**GIVEN, sampling_probability=0.05)
     with Ledger.create(path, plan, "r") as ledger:
         note(ledger, 0, noise=1.5, rate=0.05)
@@ -164,7 +164,7 @@ def test_an_old_version_is_taken_at_its_most(path):
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_the_end_of_a_seen_run_is_that_of_its_plan_in_version_2(path, version):
-    """There `until` could be too small, if noise fell within a pass."""
+    """In version 2 `until` could be too small, if noise fell within a pass; so the whole plan counts."""
     plan = Plan(**GIVEN, sampling_probability=0.05)
     with Ledger.create(path, plan, "r") as ledger:
         note(ledger, 0, noise=plan.noise_multiplier, rate=0.05)

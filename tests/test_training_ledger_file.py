@@ -155,7 +155,7 @@ def test_a_disk_that_fails_is_told_and_nothing_more_is_written(path, monkeypatch
 
 @pytest.mark.parametrize("at", ["in fsync", "when it is on the disk", "when it is counted"])
 def test_after_an_interrupt_in_the_middle_of_an_entry_the_ledger_is_opened_again(path, monkeypatch, at):
-    """As in a notebook, where the open ledger outlives the run: a line more would not go with the last one."""
+    """In a notebook the open ledger outlives the run: the checksum of its next line may not fit the line before."""
     places = {
         "in fsync": (os, "fsync"),
         "when it is on the disk": (LedgerFile, "append"),
@@ -184,7 +184,7 @@ def test_a_last_line_cut_off_anywhere_counts_at_its_worst(path):
     start = whole[:-1].rindex(b"\n") + 1
     for end in range(start + 1, len(whole)):
         path.write_bytes(whole[:end])
-        worst = 0.01 + 2 / 16 if end < len(whole) - 1 else 0.02 + 1 / 16  # without the line's end it is complete
+        worst = 0.01 + 2 / 16 if end < len(whole) - 1 else 0.02 + 1 / 16  # lacks only its newline: counts
         assert mu2(Ledger.read(path)) == pytest.approx(worst), end
         if end % 8 == 0 or end > len(whole) - 3:
             with Ledger.open(path) as ledger:  # mends the file, and goes on

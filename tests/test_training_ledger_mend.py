@@ -1,4 +1,4 @@
-"""A line that was cut off is mended at once: killed or out of space anywhere, the step counts.  What is no ledger."""
+"""Opening mends a cut-off line; if a kill or full disk stops it, the step still counts.  Other files are refused."""
 
 import os
 import resource
@@ -25,7 +25,7 @@ WORST = 0.01 + 2 / 16
 
 
 def test_a_kill_anywhere_in_the_mending_forgets_no_step(tmp_path):
-    """It leaves the files as they are at a line of the ledger's room that runs while a torn ledger is opened."""
+    """A kill during `Ledger.open` leaves the files as they are at some line of its code; each such state is tried."""
     opened = tmp_path / "opened"
     opened.mkdir()
     path = opened / "run.jsonl"
@@ -112,7 +112,7 @@ def test_a_mended_ledger_keeps_its_place_rights_links_and_lock(path, tmp_path):
 
 
 def test_who_waits_with_the_old_file_does_not_mend_it_again(path, monkeypatch):
-    """Opened before another process mended it, and held after that had closed it: it is not the ledger any more."""
+    """Between the opening and the locking of the file, another process mends the ledger: the old file is refused."""
     whole = written(path)
     path.write_bytes(whole[:-20])
     hold = LedgerFile.hold
@@ -130,7 +130,7 @@ def test_who_waits_with_the_old_file_does_not_mend_it_again(path, monkeypatch):
 
 @pytest.mark.parametrize("end", range(1, 40, 3))
 def test_a_line_of_what_was_cut_off_counts_when_it_is_cut_off_itself(path, end):
-    """An earlier release appended it; a full disk then cut it off in the middle."""
+    """An earlier release appended a `torn` line, which a full disk then cut off in the middle."""
     whole = written(path)
     start = whole[:-1].rindex(b"\n") + 1
     torn = b'{"kind": "torn", "run": "r", "noise_multiplier": 4.0, "sampling_probability": 1.0, "sam'
@@ -260,4 +260,4 @@ def test_the_same_first_state_without_room_is_refused(path):
     before = path.read_bytes()
     words = refusal(trainer.fit, first, data + 1.0, ledger=path, progress=False)
     assert "none of the plan's 8 steps fits the budget" in words and path.read_bytes() == before
-    assert trainer.fit(first, data, ledger=path, progress=False).step == 8  # exactly the same counts once
+    assert trainer.fit(first, data, ledger=path, progress=False).step == 8  # the same steps again count once

@@ -84,7 +84,7 @@ def test_a_batch_of_nobody_has_no_mean():
 
 
 def test_epsilon_is_that_of_the_state():
-    """Above it, since it is a bound, by no more than the width of the table; and both are the root of a closed form."""
+    """The log's epsilon is a bound on the state's, at most 2 % above it, and agrees with the closed form."""
     records, claims = [], {}
     claim = lambda state: claims.update({state.step: float(state.epsilon.upper)}) if state.step % 8 in (0, 1) else None
     state = run(records.append, callbacks=[claim])
@@ -142,7 +142,7 @@ def test_a_run_that_is_interrupted_and_resumed(tmp_path):
 
 @pytest.mark.slow
 def test_several_runs_in_one_file(tmp_path):
-    """Another key is another run; its steps are none that come again."""
+    """A run with another key repeats no step of the first run."""
     path = tmp_path / "log.jsonl"
     for key in (bytes(32), bytes([1] * 32)):
         trainer, _, data = start()
@@ -194,7 +194,7 @@ def test_what_is_no_log_is_refused(log, words):
 
 
 def test_a_run_of_a_process_by_itself_has_its_log_whatever_the_processes_number(monkeypatch):
-    """As one on the devices of the second process alone, whose ledger is its own, too."""
+    """Any process may train by itself, on its own devices alone; it has a ledger of its own, too."""
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     records = []
     with run_log.run_log(records.append, 1, start()[1]) as told:

@@ -65,7 +65,7 @@ def followed_run(at_once):
 
 
 def test_nothing_is_waited_for(followed_run):
-    """A step that is under way is told when a later one has been handed out, and it is done; in their order."""
+    """Each look tells the steps that are done, in order, and waits for none of the few that still run."""
     log, told = followed_run
     seen = [observed() for _ in range(5)]
     for step, one in enumerate(seen, 1):
@@ -127,7 +127,7 @@ def test_what_is_there_is_told_together(monkeypatch, followed_run):
         look(step)
     log.close()
     assert [record["step"] for record in told] == [*range(1, 8 + run_log.MOST_HELD)]
-    # when a step was seen to be done is told, and not when it was written
+    # a record tells when its step was seen to be done, not when the record was written
     assert told[2]["not_private"]["seconds"] == pytest.approx(1.002)
     assert told[2]["not_private"]["steps_per_second"] == pytest.approx(2 / 1.002)
 
@@ -146,7 +146,7 @@ def test_what_a_broken_device_does_not_give_is_left_out(followed_run):
 
 
 def test_a_function_is_told_once_what_an_interrupt_left_behind(followed_run):
-    """The interrupt comes when a look has been handed on, and is still where it was."""
+    """The interrupt comes before the record is handed over, while its look is still in the queue."""
     log, told = followed_run
     log._epsilon.point(1, of_plan(PLAN, 1)).table.wait(60)
 
@@ -170,7 +170,7 @@ def test_a_function_is_told_once_what_an_interrupt_left_behind(followed_run):
 
 
 def test_records_wait_for_the_table_and_not_for_ever(monkeypatch, at_once):
-    """The table is computed once, aside; who cannot have it says why epsilon is missing."""
+    """A thread computes the table, once; a record that waits too long is told without epsilon, and says why."""
     go, calls, real = threading.Event(), [], Plan.epsilon_curve
 
     def slow(plan, points=64):
@@ -269,7 +269,7 @@ def test_a_ledger_that_is_ahead_of_the_run(path):
 
 
 def test_a_step_that_is_repeated_otherwise_counts(path):
-    """Under another key: it is a release more, which the plan's own table does not have after so many steps."""
+    """Under another key a repeated step is one more release, which the plan's own table does not count."""
     with Ledger.create(path, PLAN, run="this") as ledger:
         for step in range(100):
             note(ledger, step)

@@ -33,18 +33,18 @@ def four_devices(tmp_path_factory):
 
 def test_noise_is_the_same_wherever_it_is_drawn_and_nothing_crosses_devices(four_devices):
     for crossing, share, off in four_devices[0]:
-        assert crossing == [] and share <= 0.5 and off <= 1e-6  # scratch memory on one of four devices
+        assert crossing == [] and share <= 0.5 and off <= 1e-6  # share: scratch memory, against one device
 
 
 def test_a_mesh_of_one_device_trains():
-    """What the mesh costs is a key of its own; the claim is that of the plan."""
+    """Steps on a mesh have keys of their own, even on one device; the claim is the plan's."""
     plan, data = plan_of(5, 0.5, steps=3), np.eye(5, dtype=np.float32)
     trainer = Trainer(linear, optax.sgd(1.0), plan, 1.0, mesh=one_device())
     state = trainer.fit(trainer.init(np.zeros(5, np.float32)), data, progress=False)
     assert state.step == 3 and float(state.epsilon.upper) == float(plan.epsilon.upper)
     assert "1 x" in trainer._repr_html_() and "data" in trainer._repr_html_()
     chains = set()
-    for more in ({"mesh": one_device()}, {}, {}):  # whose steps are the same
+    for more in ({"mesh": one_device()}, {}, {}):  # without a mesh: the same chain twice
         trainer = still_trainer(plan, **more)
         state = trainer.fit(trainer.init(np.zeros(5, np.float32), bytes(32)), data, progress=False)
         chains.add(state.lineage.chain)
@@ -139,7 +139,7 @@ def test_meshes_draw_the_same_examples_and_come_to_the_same_sums(steps, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["2", "4", "2x2"])
 def test_meshes_add_the_same_noise(steps, name):
-    """Its deviation is 1: noise multiplier 2, clip norm .5.  The noise of steps that share it has its buffers in it."""
+    """The deviation is 1: noise multiplier 2, clip norm .5.  Banded noise adds the past noise in its buffers."""
     one, other = steps["1"], steps[name]
     noisy = [key for key in one.files if key.startswith("noise") and "observed" not in key]
     assert len(noisy) == 20
@@ -150,7 +150,7 @@ def test_meshes_add_the_same_noise(steps, name):
 
 
 def killed(folder, victim):
-    """A run on four devices, or on two processes of which one is killed at its third step; steps that were seen."""
+    """Kill a run of one process, or process `victim` of a run of two; return how many steps were seen."""
     address = mesh_runs.address()
     more = [()] if victim is None else [(address, number) for number in range(2)]
     running = [mesh_runs.begin("run", folder, 4 if victim is None else 2, *each) for each in more]
@@ -162,7 +162,7 @@ def killed(folder, victim):
             break
     for process in running:
         if victim is not None and process is not running[victim]:
-            process.kill()  # waits for the other one, in vain
+            process.kill()  # it waits for the killed process, in vain
         process.communicate()
     return seen
 

@@ -126,7 +126,7 @@ def test_a_cast_to_integers_rounds_the_sum():
     adapters = {"kernel": {"a": np.ones((2, 1), np.float32), "b": np.full((1, 2), 0.6, np.float32)}}
     function = lambda params: params["kernel"].astype(jnp.int32)
     found = adapted(function)(dataclasses.replace(params, adapters=adapters))
-    assert found.tolist() == [[1, 1], [1, 1]]  # of 1.2, not of .6 and .6
+    assert found.tolist() == [[1, 1], [1, 1]]  # 1.2 is cut to 1; .6 and .6 would be cut to 0
 
 
 def test_what_is_adapted():

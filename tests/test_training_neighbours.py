@@ -29,7 +29,7 @@ def hockey_stick(first, second):
 
 
 def _few(points):
-    """The points with each as often as its share asks for, divided by what all counts have in common."""
+    """Each distinct point, repeated by its count over the greatest common divisor of all counts."""
     rows, counts = np.unique(points, axis=0, return_counts=True)
     return np.repeat(rows, counts // np.gcd.reduce(counts), axis=0)
 
@@ -70,7 +70,7 @@ def test_fixed_batches_are_about_a_record_that_is_zeroed():
 
 
 def test_a_document_of_an_older_release_is_read_as_what_it_meant(tmp_path):
-    """It said add/remove, and its page that the record's place stays empty: that is zero-out, at the same epsilon."""
+    """That release said add/remove, but its page said that the record's place stays empty, which is zero-out."""
     plan = Plan(**FIXED, expected_batch_size=100, epochs=3, noise_multiplier=2.0)
     assert Plan.from_document(plan_document(plan) | {"relation": "add_or_remove_one"}) == plan
     with Ledger.create(tmp_path / "run", plan) as ledger:

@@ -137,7 +137,7 @@ def test_batch_and_noise_schedules_together():
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_a_pass_of_fixed_batches_costs_its_least_noise(data):
-    """For every place that a record can have in its passes, what it is part of costs no more than the plan says."""
+    """After any number of steps, each pass counts once, at the least noise that it has had so far."""
     size, batch = data.draw(st.integers(1, 60)), data.draw(st.integers(1, 20))
     batch = min(batch, size)
     steps = data.draw(st.integers(1, 40))
@@ -182,7 +182,7 @@ def test_without_replacement_is_accounted_as_such():
     assert Plan(**given, steps=60, noise_multiplier=5.0, relation="replace_one").relation == "replace_one"
     given_rate = given | {"expected_batch_size": None, "sampling_probability": 0.2 - 1e-12}
     drawn = Plan(**given_rate, steps=1, noise_multiplier=5.0)
-    assert (drawn.sampling_probability, drawn.expected_batch_size) == (0.2, 20.0)  # what is drawn is accounted for
+    assert (drawn.sampling_probability, drawn.expected_batch_size) == (0.2, 20.0)  # the rate of the batch that is drawn
     # half the noise, Poisson sampled, is the same pair (sampled_batches.py)
     assert plan.epsilon.upper == pytest.approx(float(ja.epsilon(ja.dp_sgd(2.5, 0.2, 60), DELTA).upper), rel=1e-6)
 
@@ -371,7 +371,7 @@ def test_a_run_of_a_trillion_fixed_batches():
     plan = Plan(
         **FIXED, expected_batch_size=100, steps=10**12, noise_multiplier=1e6, noise_schedule=[(55, 1.0), (None, 2.0)]
     )
-    truth = math.sqrt(6 * 1e-12 + (10**11 - 6) * 2.5e-13)  # of the sixth pass the first half has less noise
+    truth = math.sqrt(6 * 1e-12 + (10**11 - 6) * 2.5e-13)  # the first half of the sixth pass has less noise
     assert plan.epsilon.upper == pytest.approx(gaussian_epsilon(truth), rel=1e-6)
     assert plan.pass_of(10**12 - 1) == (10**11 - 1, 10**12 - 10, 10**12) and plan.at(10**12 - 1).noise_multiplier == 2e6
     assert plan.live_epsilon(10**11).upper >= plan.epsilon_after(10**11).upper
@@ -382,7 +382,7 @@ def test_a_run_of_a_trillion_fixed_batches():
 @given(st.data())
 @settings(max_examples=40, deadline=None)
 def test_what_lies_between_two_steps_of_fixed_batches(data):
-    """Gone through step by step: every pass that is met costs its least noise there."""
+    """Against a walk over the steps: each pass with steps in between costs the least noise of these steps."""
     size = data.draw(st.integers(1, 30))
     rows = data.draw(
         st.lists(

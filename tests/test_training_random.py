@@ -224,13 +224,13 @@ def test_a_leaf_gets_the_noise_of_its_place_and_size_whatever_the_others_are(pie
 
 
 def test_noise_takes_all_bits_of_a_key_and_only_them():
-    """No word of the keystream is one of another purpose: the nonces end with different words."""
+    """No block of the noise is a block of another purpose: the nonces end with different words."""
     words = chacha.key_words(key(42))
     noise_blocks = {tuple(c) for c in np.asarray(chacha.noise_words(words, *(np.arange(4, dtype=np.uint32),) * 3)).T}
     other = {tuple(r) for p in range(4) for r in chacha.host_block(np.asarray(words), np.arange(4), (0, 0, p))}
     assert len(noise_blocks) == 4 and len(other) == 16 and not noise_blocks & other
     draw = jax.jit(jax.vmap(lambda data: noise.normal(jax.random.wrap_key_data(data, impl=chacha.CHACHA20), (32,))))
-    changed = np.asarray(words) ^ np.eye(9, 8, dtype=np.uint32) * np.uint32(2**31)  # a bit of each word, and none
+    changed = np.asarray(words) ^ np.eye(9, 8, dtype=np.uint32) * np.uint32(2**31)  # row k: word k's bit; row 8: none
     assert len(np.unique(draw(changed))) == 9 * 32
 
 
@@ -238,7 +238,7 @@ def test_a_tree_in_several_pieces_has_the_law(small_pieces):
     drawn = compiled()(key(43), zeros([(1711,)] * 30))
     values = np.stack(drawn)
     assert stats.kstest(values.ravel(), "norm").pvalue > RARE
-    assert len(np.unique(values)) > 0.999 * values.size  # ties are those of 24 bits
+    assert len(np.unique(values)) > 0.999 * values.size  # float32 has 24 bits, so a few draws tie
     between = np.corrcoef(values)[np.triu_indices(30, 1)] * math.sqrt(1711)
     assert abs(between).max() < 6 and abs(between.var() - 1) < 0.5
 

@@ -72,7 +72,7 @@ def test_each_record_is_drawn_at_its_rate(monkeypatch):
 
 
 def test_the_low_word_decides_for_each_record():
-    """The high words are those that were drawn, so that the low words decide."""
+    """The limits' high words equal the drawn high words, so that the low words decide."""
     words, size = np.arange(8, dtype=np.uint32), 40
     high, low = host_bits(words, 2 * size).reshape(2, size)
     limit = np.stack([np.zeros(size, np.uint32), high, low + (np.arange(size) % 2).astype(np.uint32)])
@@ -151,7 +151,7 @@ def hockey_stick(epsilon, with_it, without, sigma):
 
 @pytest.mark.parametrize("other", [None, 1.0])  # -1 mirrors 1
 def test_one_step_by_its_densities(other):
-    """The exact densities of the sum, beside a record of a high rate: delta at the own epsilon is at most the delta."""
+    """By exact densities, beside a record of a high rate: at its own epsilon a record has at most the plan's delta."""
     delta, sigma, q, most = 0.01, 0.8, 0.1, 0.9
     plan = Plan(None, delta, 2, noise_multiplier=sigma, steps=1, sampling_rates=[q, most])
     alone = {0.0: 1.0} if other is None else {0.0: 1.0 - most, other: most}

@@ -15,7 +15,7 @@ from jaxacct import selection
 from jaxacct.training import Plan
 
 POISSON = {"target_delta": DELTA, "dataset_size": 500, "expected_batch_size": 100}
-"""Many hits, so that few programs answer."""
+"""At this high rate, 0.2, few of the accountant's programs are needed."""
 
 
 def spent_alike(plan, again, step):
@@ -118,7 +118,7 @@ FILTERED = [*FULL_BATCH, (2.0, 30, 10, {"expected_batch_size": 1000, "epochs": 2
 
 @pytest.mark.parametrize(("target", "steps", "at", "change"), FILTERED, ids=range(len(FILTERED)))
 def test_full_batches_through_a_filter(target, steps, at, change):
-    """The plan declares it, and so claims the filter from the start; both ends are within 1e-4 of the target."""
+    """A plan declared data-dependent claims its filter from the start; both plans end within 1e-4 of the target."""
     plan = Plan(target_epsilon=target, **FULL, steps=steps, data_dependent=True)
     again = plan.recalibrate(at, **change, data_dependent=True)
     spent_alike(plan, again, at)
@@ -167,7 +167,7 @@ def test_poisson_sampling_through_a_filter_against_dp_accounting():
 def test_the_filter_is_the_one_that_was_fixed_first():
     plan = Plan(target_epsilon=4.0, **FULL, steps=40, data_dependent=True)
     once = plan.recalibrate(10, steps=80, data_dependent=True)
-    twice = once.recalibrate(30, steps=60)  # not by the data, but what came before was
+    twice = once.recalibrate(30, steps=60)  # ignores the data; the change before did not
     assert twice.filter == once.filter == plan.filter and twice.kind == "rdp_filter" and twice.epsilon.kind == "bound"
     assert close(renyi_of(twice, twice.filter.order), twice.filter.budget)
     spent_alike(once, twice, 30)

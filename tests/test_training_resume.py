@@ -1,4 +1,4 @@
-"""Whatever a run is resumed from, it is refused or claims at least what was spent; and what is refused, in one line."""
+"""Whatever a run is resumed from, it claims at least what was spent, or is refused in one line."""
 
 import itertools
 import math

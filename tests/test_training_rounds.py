@@ -96,7 +96,7 @@ def test_a_plan_is_recalibrated_between_rounds():
 
 
 def test_rounds_after_a_cut_one_are_not_joined_to_it():
-    """Two and a half rounds, then others: with the first size again step 10 would fill up the third round."""
+    """Two and a half rounds come before step 10; with their batch size again, step 10 would go on with the third."""
     segments = Plan(**ROUNDS, batch_schedule=[(10, 5), (None, 10)], steps=16).segments
     given = {name: ROUNDS[name] for name in ("target_delta", "dataset_size", "sampling")}
     plan = Plan.of(segments, target_epsilon=99.0, **given)

@@ -95,7 +95,7 @@ def loss(sums, sigma, with_it, without):
 
 
 class Case(NamedTuple):
-    """A plan, the data and plan without the record, and the laws of a block with and without it."""
+    """The plan and data with a record, those without it, and the laws of a block for both."""
 
     plan: Plan
     data: list
