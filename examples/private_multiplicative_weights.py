@@ -5,8 +5,9 @@ remove one record). Noisy answers spend the budget on k answers, noisy data adds
 histogram, and private multiplicative weights (Hardt and Rothblum 2010) keeps a synthetic distribution that
 AboveThreshold checks and that is updated with a noisy answer only where it is far off, at most c times. The
 budget of each part is the largest for which jaxacct's certified epsilon of the whole composition stays within
-the target, for delta = 0 and for delta > 0. The lecture's orders leave constants out: at sizes that a laptop
-holds the weights overtake noisy answers only for many queries, and noisy data only for a universe near n^2.
+the target, for delta = 0 and for delta > 0. The lecture's orders leave constants out.
+At sizes that fit on a laptop, the weights have a smaller error than noisy answers only for many queries, and a
+smaller error than noisy data only for a universe of about n^2 records.
 
     python examples/private_multiplicative_weights.py --queries 100 1000 10000 --out query_release.png
 """

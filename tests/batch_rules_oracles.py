@@ -59,14 +59,14 @@ def binomial_law(n, q, most=None):
 
 
 def hypergeometric_law(n, k, batch):
-    """Weights of the number of k marked records among `batch` of n."""
+    """Weights of j = 0, 1, ... marked records among `batch` records drawn from n, k of which are marked."""
     with mp.workdps(DIGITS):
         most = min(k, batch)
         return [mp.mpf(math.comb(k, j) * math.comb(n - k, batch - j)) / math.comb(n, batch) for j in range(most + 1)]
 
 
 def zero_out_pair(rate, sigma, above):
-    """(P, Q) for a record that becomes 0 while another may be in its place; `above`: for e^eps >= 1 or below."""
+    """(P, Q) for a zeroed record whose place another may take: for e^eps >= 1 if `above`, else for e^eps < 1."""
     with mp.workdps(DIGITS):
         s, g = 1 / mp.mpf(sigma), mp.mpf(rate)
         if above:
@@ -75,7 +75,7 @@ def zero_out_pair(rate, sigma, above):
 
 
 def hockey_stick(p, q, a):
-    """int (p - a q)_+ of two mixtures whose difference changes sign once, at DIGITS digits."""
+    """int (p - a q)_+ of two mixtures, in DIGITS digits; p - a q may change sign at most once."""
     with mp.workdps(DIGITS):
         terms = defaultdict(mp.mpf)
         for mean, weight in p.items():
@@ -108,7 +108,7 @@ def _zero(terms, up):
     for _ in range(12):
         middle = (low + high) / 2
         low, high = (middle, high) if value(middle) < 0 else (low, middle)
-    # both sums of one sign grow or fall like exponentials: their logarithms cross almost along lines
+    # `gain` and `loss` each sum to nearly an exponential, so their log ratio is nearly linear: Newton's method
     gain = [(m, c) for m, c in terms if (c > 0) == up]
     loss = [(m, -c) for m, c in terms if (c > 0) != up]
 
@@ -157,7 +157,7 @@ def put(k, t, sigma):
             d = mp.log(k) / s
             return k * mp.ncdf(d + s / 2) - mp.ncdf(d - s / 2)
         top = mp.log(k) / s + s / 2
-        # N(u) put(k - X(u)) has its mass where both are near k/2, or where one is near k
+        # the integrand has its mass where X_1 and X_2 are both near k/2, or where one of them is near k
         low = min(-mp.mpf(18), top - 18)
         pieces = [low + (top - low) * mp.mpf(j) / 60 for j in range(60)]
         pieces += [top - (top - low) / 60 / mp.mpf(4) ** j for j in range(1, 12)] + [top]
@@ -178,7 +178,7 @@ def allocation_add(t, sigma, epsilon):
 
 
 def allocation_nested(t, sigma, epsilon, direction):
-    """The same for small t in float64, every term positive, relative error about 1e-9: t - 1 nested sums."""
+    """delta of one slot of t, t small, by t - 1 nested sums of positive terms in float64; relative error about 1e-9."""
     s, strike = 1.0 / sigma, t * math.exp(epsilon if direction == "remove" else -epsilon)
     total = float(_price(np.array([strike]), t, s, direction == "remove")[0]) / t
     return total if direction == "remove" else total * math.exp(epsilon)
@@ -187,7 +187,7 @@ def allocation_nested(t, sigma, epsilon, direction):
 def _price(k, t, s, call):
     """E(S - k)_+ or E(k - S)_+ of t log-normals, k > 0 an array; X_1 = k/(1 + e^-w) in the trapezoid rule over w.
 
-    So X_1 < k, and what X_1 > k adds to a call is closed.  The integrand is analytic for |Im w| < pi.
+    So X_1 < k; the part of a call with X_1 > k is added in closed form.  The integrand is analytic for |Im w| < pi.
     """
     d = np.log(k) / s
     if t == 1:
@@ -290,7 +290,7 @@ def truncated_bound(n, q, cap, sigma, epsilon, relation, direction):
         else:
             plain = {mp.mpf(0): 1 - q, s: q}, {mp.mpf(0): 1 - q, -s: q}
             capped = {mp.mpf(0): 1 - rate, 2 * s: rate}, none
-            direction = "remove"  # for a >= 1 each order has this law
+            direction = "remove"  # for a >= 1 the bound is the same in both directions
         total = mp.mpf(0)
         for share, (one, two) in ((1 - tau, plain), (tau, capped)):
             if share:
@@ -333,12 +333,12 @@ def any_hockey_stick(p, q, sigma, a):
 
 
 def shuffled_two(sigma, epsilon, direction):
-    """Two shuffled batches, others -1, the record 1 or zeroed: (mean N(2 e_i), mean N(e_i)), error about 1e-9."""
+    """delta of two shuffled batches, others -1, record 1 or 0: mean_i N(2 e_i) and mean_i N(e_i), error near 1e-9."""
     s, grown = 1.0 / sigma, math.exp(epsilon)
     two, one = (1.0, -grown) if direction == "remove" else (-grown, 1.0)
 
     def inner(y):
-        """E over the other output of (two A_2 + one A_1)_+: a quadratic in e^{s x}."""
+        """N(y) E_x(two A_2 + one A_1)_+, A_m = e^{m s x - m^2 s^2/2} + the same of y: a quadratic in e^{s x}."""
         rest = two * math.exp(2 * s * y - 2 * s * s) + one * math.exp(s * y - s * s / 2)
         a, b = two * math.exp(-2 * s * s), one * math.exp(-s * s / 2)
         square = b * b - 4 * a * rest

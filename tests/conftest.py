@@ -24,7 +24,7 @@ FOLDER = pytest.StashKey[str]()
 QUICKLY = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
 """For XLA: its plain emitters compile in half the time of those for fused loops, which are the default.
 
-They take indices of uint8 above 127 for negative ones, so that a test of these asks for the default.
+The plain emitters read uint8 indices above 127 as negative, so a test of such indices asks for the default.
 """
 EXAMPLES = 4, 3
 """The quick run draws a quarter of a property's examples, and at least three; the slow run draws all of them."""
@@ -36,8 +36,8 @@ LARGEST_CACHE = 2**28
 def pytest_configure(config):
     """One folder of compiled programs for all workers and files, and for later runs; the user's own is left alone.
 
-    Compiling is most of the time: what one test or worker has compiled the others load.  The programs of the accounting
-    kernels are kept by the library, all others, such as training steps, by JAX's own cache.
+    Compiling takes most of the time, so each test and worker loads what another has compiled.  The library keeps the
+    programs of the accounting kernels; JAX's own cache keeps all others, such as training steps.
     """
     if not hasattr(config, "workerinput"):
         if hasattr(config, "cache"):  # under .pytest_cache
@@ -54,7 +54,7 @@ def pytest_configure(config):
         os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that a test begins compiles the package
-        if config.getoption("numprocesses", None):  # rewriting is half of what each worker collects in
+        if config.getoption("numprocesses", None):  # rewriting asserts is half of each worker's collection time
             os.environ["PYTEST_ADDOPTS"] = f"--assert=plain {os.environ.get('PYTEST_ADDOPTS', '')}"
         if config.option.markexpr != "slow":  # the slow run tests programs as users have them
             os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
@@ -64,9 +64,9 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """All but a third of the cases of what `thinned.py` lists are slow, and so are most examples of properties.
+    """Mark as slow two in three cases of the tests that `thinned.py` lists, and all doctests that it lists.
 
-    Its list of docstrings is slow, too.
+    The quick run draws fewer examples of each property; the slow run draws all of them.
     """
     cases: dict[tuple[str, str], list[pytest.Item]] = {}
     properties = {}
@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(config, items):
             cases.setdefault((item.path.stem, name), []).append(item)
     for group in cases.values():
         for place, item in enumerate(group):
-            # of many another one in each three, so that an inner loop over three values shows all of them
+            # of six cases or more keep a different one in each three, so that an inner loop over three values shows all
             shift = place // 3 if len(group) > 5 else 0
             if (place + shift) % 3:
                 item.add_marker("slow")
@@ -116,7 +116,7 @@ def pytest_unconfigure(config):
 
 @pytest.fixture(scope="module")
 def without_cache_of_jax():
-    """JAX compiles here, and in processes that begin here: for tests of what is compiled, and of what may be kept."""
+    """JAX's own cache is off, here and in child processes: for tests of what is compiled and what the library keeps."""
     import jax
     from jax.experimental.compilation_cache import compilation_cache
 
@@ -140,7 +140,7 @@ def dp_sgd_table() -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def still_steps(monkeypatch):
-    """Steps that move nothing, compiled in no time, for tests of what is counted whatever the steps put out."""
+    """Steps that move nothing, compiled in no time, for tests of counts that do not depend on the steps' outputs."""
     _steps_are(monkeypatch, "still")
 
 
@@ -166,9 +166,9 @@ OF_ROWS = "test_training_apart", "test_training_mixing"
 
 @pytest.fixture(autouse=True)
 def asked_once(request):
-    """Plans, ledgers and states ask for epsilon of the same releases: tests of training compute each of them once.
+    """Compute each epsilon once in tests of training, where plans, ledgers and states ask for the same ones.
 
-    The quick run takes examples to be apart where that is not the question: each loss would be compiled once more.
+    Except in OF_ROWS, the quick run skips the check that examples are kept apart: it compiles each loss once more.
     """
     if not request.path.stem.startswith(("test_training_", "test_tuning_", "test_audit_")):
         yield

@@ -25,7 +25,7 @@ EXACTLY = {
     "logaddexp": lambda a, b: max(a, b) + mpmath.log1p(mpmath.exp(min(a, b) - max(a, b))),
     "erfc": mpmath.erfc,
 }
-WORST = {  # arguments at which a library was off the most, of 500,000 tried with its vector units in use and without
+WORST = {  # those of 500,000 arguments with a library's largest errors, with its vector units on or off
     "exp": ["-0x1.db6d98eee180ap+7", "0x1.370d1258208b4p+3", "0x1.3140b833d6170p+5", "0x1.91c03147a05cfp-18"],
     "log": ["0x1.fdf4b03996520p-1", "0x1.effa28af60ec0p-1", "0x1.f02ecadfc0bbep-1", "0x1.222bb83f53718p+0"],
     "sin": ["-0x1.71c36e250dfe0p+1", "0x1.81b36ab44dc48p+1", "-0x1.0212e15fb71c0p-3", "0x1.a26f6b3d5daa0p+2"],
@@ -68,7 +68,7 @@ def arguments_of(name: str, size: int, seed: int) -> list[np.ndarray]:
 
 
 def exactly(name: str, arguments: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The values, correctly rounded, and what that left of them."""
+    """The correctly rounded values, and the exact values minus these."""
     high, low = np.zeros(arguments[0].size), np.zeros(arguments[0].size)
     with mpmath.workprec(160):
         for i, x in enumerate(zip(*arguments, strict=True)):

@@ -1,7 +1,7 @@
-"""Some 230 layers and operations, each a function of one example, for tests of what keeps examples apart.
+"""About 230 layers and operations, each a function of one example, for tests that examples are kept apart.
 
 `PROGRAMS` has for each name a function (weights, x) -> array, where weights and x have shape (4, 4) and x is positive;
-`LAYERS` has modules of linen, each with the shape and dtype of its input; `REFUSED` what must be refused.
+`LAYERS` has modules of linen, each with the shape and dtype of its input; `REFUSED` has programs that must be refused.
 """
 
 import functools

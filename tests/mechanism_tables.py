@@ -131,7 +131,7 @@ def _answer(example: Mechanism, sampling: Sampling | None, relation: str) -> str
         else:
             return "refused"
         if relation == "replace_one" and replaced_in_two_steps(asked):
-            return "bound"  # removed and added, without a pair
+            return "bound"  # a removal and an addition, since no dominating pair is known
         for direction in directions(asked, relation):
             components(asked, relation, direction)
     except InputError:

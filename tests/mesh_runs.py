@@ -1,6 +1,7 @@
-"""Runs on several devices, which have to be there before JAX is: `mesh_runs.py 'COMMAND ...' FOLDER DEVICES [...]`.
+"""Runs on several devices: `mesh_runs.py 'COMMAND ...' FOLDER DEVICES [ADDRESS NUMBER]`.
 
-With a coordinator's address and a number it is one of two processes, each with so many devices.
+XLA_FLAGS must set the number of devices before JAX is imported.  With a coordinator's ADDRESS and the NUMBER of the
+process, the script is one of two processes, each with DEVICES devices.
 """
 
 import dataclasses
@@ -65,7 +66,7 @@ def data():
 
 
 def params():
-    """Some that are cut, in several ways, and some that are not."""
+    """Parameters, some to be sharded along various axes and some to stay whole."""
     import numpy as np
 
     rng = np.random.default_rng(1)
@@ -82,7 +83,7 @@ def loss(params, example):
 
 
 def trainer(shard, rule="poisson", optimizer=None, mesh=True, loss_fn=None, clip_norm=0.5, **more):
-    """One on all devices there are, or on a mesh that is given; in a process that was asked for no devices on none."""
+    """A Trainer on the given mesh, else on all devices; without a mesh if the script was asked for 0 devices."""
     import jax
     import optax
 
@@ -153,7 +154,7 @@ def loaded_step(trainer, words, params, rows):
 
 
 def numbers_of(trainer, noise_multiplier):
-    """Those of a step, with another noise."""
+    """The `Numbers` of a step, with another gradient noise."""
     import numpy as np
 
     from jaxacct.training.step.step_function import numbers_at
@@ -286,13 +287,13 @@ def move(folder, _):
         told.append([seen[0][0], state.step, len(state.params["first"].sharding.device_set)])
         if stop == 4:
             resumed = whole(state.params)
-        elif stop == 8:  # one step of Adam moves a parameter by less than its learning rate, more or less
+        elif stop == 8:  # one step of Adam moves a parameter by about its learning rate, 0.01
             assert max(np.abs(seen[0][1][k] - resumed[k]).max() for k in resumed) < 0.05
     print(json.dumps([told, sum(Ledger.read(f"{folder}/run.jsonl").releases().values())]))
 
 
 def noise(_, __):
-    """Of the noise of a step: collectives, temporary bytes, and how far it is from that of one device."""
+    """Of a step's noise: collectives, temporary bytes over those of one device, largest difference from one device."""
     import re
 
     import jax

@@ -100,7 +100,7 @@ def posterior_sampler(size, lam, epsilon, precision=None):
 
 
 def perturbed(size, epsilon):
-    """Output perturbation that is (epsilon, DELTA)-DP: its ridge minimises lam r^2 + n (noise/lam)^2, a bound."""
+    """(epsilon, DELTA)-DP output perturbation; lam minimises an error bound, lam R^2 + n (noise (1 + R)/lam)^2."""
     noise = ja.calibrate_noise_multiplier(
         target_epsilon=epsilon, target_delta=DELTA, sampling_probability=1.0, steps=1
     ).value

@@ -1,9 +1,9 @@
 """Koskela, Kulkarni 2023, Figure 1: epsilon of tuning on a Poisson sample of rate q, then one training run.
 
-DP-SGD for 50 epochs at sampling probability 0.01 and sigma = 2, K Poisson of mean 15 and 45, delta = 1e-5, as in the
+DP-SGD for 50 epochs at sampling probability 0.01 and sigma = 2, K Poisson of mean 15 or 45, delta = 1e-5, as in the
 paper.  Variant 1 trains on the rest of the data, variant 2 on all of it; the baseline tunes on all and releases the
-winner.  Ours: the exact worst case of the tuning as a privacy profile, in the pair of variant 1, and sampled and
-composed with the run for variant 2.
+winner.  Ours takes the exact worst case of the tuning as a privacy profile.  For variant 1 the profile goes into the
+paper's pair; for variant 2 it is sampled and composed with the final run.
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ ORDERS = np.arange(2.0, 129.0)
 
 
 def published_epsilon(base: ja.Mechanism, k: selection.Law, q: float, variant: str) -> float:
-    """Theorem 1 (equations 3.6, 3.7) for the rest; for all, sampling [Zhu, Wang 2019] and composition."""
+    """Variant "rest" by Theorem 1 (equations 3.6, 3.7); "all" by sampling [Zhu, Wang 2019] and composition."""
     tuning = np.stack([curve(base, k, ORDERS, side) for side in sides(base, "add_or_remove_one")])
     names = ("remove_one", "add_one")
     training = np.stack([representations.renyi_divergence(base, ORDERS, name).upper for name in names])
@@ -65,7 +65,7 @@ def numbers(small: bool) -> dict[str, dict[str, np.ndarray]]:
         for variant, name in (("rest", "variant 1"), ("all", "variant 2")):
             published = [published_epsilon(base, k, x, variant) for x in q]
             columns[f"{name}, Renyi"] = np.array(published)
-            # the tuning is already in the profile, of which a single run is made
+            # the profile `tuned` already covers the K runs, so it is passed as a single run
             exact = [selection.subset_epsilon(tuned, once, base, x, DELTA, variant=variant) for x in q]
             columns[f"{name}, ours"] = np.array([float(b.upper) for b in exact])
         baseline = epsilons(base, k, DELTA, "renyi")

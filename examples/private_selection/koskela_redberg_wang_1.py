@@ -18,7 +18,7 @@ ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 400)
 
 
 def attack(m: float, delta: float) -> float:
-    """log((p - delta)/q), p and q the probabilities that the candidate wins, at its best lead in units of sigma."""
+    """Largest log((p - delta)/q) over the candidate's lead; it wins with probability p with the record, else q."""
     z = np.linspace(-12.0, 12.0, 4001)
     lead = np.linspace(-8.0, 6.0, 281)[:, None]
     weight = np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi) * (z[1] - z[0])

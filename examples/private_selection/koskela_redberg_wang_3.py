@@ -1,7 +1,7 @@
 """Koskela, Redberg, Wang 2024, Figure 3: epsilon at a fixed delta as the mean number of candidates grows.
 
 The text of the paper has lost eta, sigma and delta; eta = 1 (geometric K), sigma = 4 and delta = 1e-6 are chosen.  The
-second table says how many times as many candidates the profile bound and the worst case allow at Rényi's epsilon.
+second table gives the factors by which the profile bound and the worst case allow more candidates at Rényi's epsilon.
 """
 
 import numpy as np

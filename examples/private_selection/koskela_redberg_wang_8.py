@@ -1,8 +1,9 @@
 """Koskela, Redberg, Wang 2024, Figure 8: candidates of different noise and length that meet two common thresholds.
 
 The text of the paper has lost all but the lengths 4000, 10000 and 18000.  The thresholds of a Gaussian that is
-(1.5, 1e-6)-DP, m = 10, sampling probability 0.01 and sigma = 2, 3 and 4 are chosen: the longest runs that meet them are
-then nearly those.  Corollary 6.2 needs the two points only; ours takes the largest of the three profiles.
+(1.5, 1e-6)-DP, m = 10, sampling probability 0.01 and sigma = 2, 3 and 4 are chosen: the longest runs that meet the
+thresholds then have nearly these lengths.  Corollary 6.2 needs the two points only; ours takes the largest of the three
+profiles.
 """
 
 from typing import NamedTuple
@@ -28,13 +29,13 @@ class Thresholds(NamedTuple):
     delta_2: float
 
     def selected(self, law: selection.TruncatedNegativeBinomial) -> float:
-        """Corollary 6.2: epsilon of the selection at delta E[K] delta_2."""
+        """Corollary 6.2: epsilon of the selection at delta = E[K] delta_2."""
         grown = np.log(np.exp(self.epsilon_1) + (1.0 - law.gamma) / law.gamma * self.delta_1)
         return float(self.epsilon_2 + (law.eta + 1.0) * grown)
 
 
 def thresholds(law: selection.TruncatedNegativeBinomial) -> Thresholds:
-    """The points of the Gaussian that is (TARGET, DELTA)-DP for which that epsilon is least (Section 6.2)."""
+    """The points on the profile of the (TARGET, DELTA)-DP Gaussian that make `selected` least (Section 6.2)."""
     gaussian = ja.Gaussian(1.0 / gdp_from_profile(TARGET, DELTA).lower)
     first = np.linspace(0.0, 2.0 * TARGET, 3001)
     missed = ja.delta(gaussian, first).upper

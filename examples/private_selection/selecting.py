@@ -15,7 +15,7 @@ RENYI, PROFILE, WORST, ATTACK = "Renyi (Papernot, Steinke)", "profile (Koskela e
 
 
 def run(describe: str | None, numbers: Callable[[bool], Mapping[str, Columns]], y: str, **scales: str) -> None:
-    """Compute, print and perhaps draw: one panel per entry, its first column against all the others.
+    """Compute, print and perhaps draw: one panel per table, a line for each column against the first.
 
     y : the label of every panel, or several labels separated by "|".
     """
@@ -66,9 +66,9 @@ def epsilons(
 
 
 def gained(columns: Columns, better: str, worse: str = RENYI) -> np.ndarray:
-    """How many times as many candidates `better` allows at the epsilon of `worse`; inf beyond the last column.
+    """By what factor `better` allows more candidates than `worse`, at the epsilon of `worse`; inf beyond the last row.
 
-    The first column is the mean number of candidates, ascending; epsilon is interpolated in its logarithm.
+    The first column is the mean number of candidates, ascending; its logarithm is interpolated linearly in epsilon.
     """
     m = np.log(next(iter(columns.values())))
     return np.exp(np.interp(columns[worse], columns[better], m, right=np.inf) - m)

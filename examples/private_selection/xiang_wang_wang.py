@@ -1,9 +1,9 @@
 """Xiang, Wang, Wang 2024, Figure 6 and the setting of Table 4: Algorithm 3 beside the worst score.
 
-The base is the Gaussian that is (eps_B, 1e-5)-DP, eps_B = 1, 2 and 4, as in the paper.  Its laws of K are lost:
-geometric K is chosen for Figure 6, and for Table 4 (K = 1 with probability p, else many) p = 1, 0.5 and 0.1 and
-many = 100.  Algorithm 3 holds only for scores that are monotone in the likelihood ratio: where the attack, a genuine
-score, is above it, it is no guarantee for scores in general.
+The base is the Gaussian that is (eps_B, 1e-5)-DP, eps_B = 1, 2 and 4, as in the paper.  The paper's laws of K are lost:
+geometric K is chosen for Figure 6; for Table 4, K = 1 with probability p = 1, 0.5 or 0.1, else K = 100.  Algorithm 3
+holds only for scores that are monotone in the likelihood ratio.  Where the attack, a genuine score, exceeds Algorithm
+3, the algorithm gives no guarantee for scores in general.
 """
 
 import numpy as np

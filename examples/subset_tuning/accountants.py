@@ -3,8 +3,8 @@
     python examples/subset_tuning/accountants.py [--quick] [--out FOLDER]
 
 DP-SGD on digits, its learning rate tuned on all training data, K geometric.  Three arms: Renyi accounting [Papernot,
-Steinke 2022]; ours with the same candidates and less noise; ours with the same noise and more candidates, of which only
-the number is stated where there are so many that they are not trained here.
+Steinke 2022]; ours with the same candidates and less noise; ours with the same noise and more candidates.  The
+last arm is not trained if its expected number of candidates exceeds MOST; then only this number is stated.
 """
 
 import argparse

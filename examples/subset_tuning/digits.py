@@ -1,7 +1,7 @@
 """Digits, a small network with tempered sigmoids, and many private runs at once: what the scripts here share.
 
-Runs differ in learning rate, noise, rate, steps and data, all of which are data of one compiled program: the trainer's
-step (`jaxacct.training.step`) under vmap.
+Runs differ in learning rate, noise, sampling rate, steps and records.  All of these are inputs of one compiled program:
+the trainer's step (`jaxacct.training.step`) under vmap.
 """
 
 import csv
@@ -81,7 +81,7 @@ def join(parts):
 
 
 def train(optimizer, runs, data, seed):
-    """The parameters of all runs after their last step; those of equal length go together."""
+    """The parameters of all runs after their last step; runs are sorted by length and trained TOGETHER at a time."""
     order = np.argsort(runs.steps, kind="stable")
     words = np.random.default_rng(seed).integers(0, 2**32, (len(order), 8), np.uint32)
     images, labels = (jnp.asarray(a) for a in data)

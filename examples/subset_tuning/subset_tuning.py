@@ -30,10 +30,10 @@ JOINT = {"rate": (0.1, 0.2), "epochs": (10, 20), "mean": 15, "shares": (0.1,), "
 
 
 class Arm(NamedTuple):
-    """One way to tune: noise of every (rate, steps), for candidates and the final run, and what it costs."""
+    """One way to tune, with the noise for each (rate, steps), the cost and the epsilon of the whole."""
 
     name: str
-    share: float  # of the sample that is tuned on; 1 for plain tuning
+    share: float  # of the training data that is tuned on; 1 for plain tuning
     variant: str
     settings: list  # (rate, steps, noise of candidates, noise of the final run)
     cost: Cost

@@ -4,8 +4,8 @@
 
 Needs the extras `training` and `examples`.  A logistic regression on scikit-learn's digits is trained by the library's
 own step; K, geometric of mean 10, candidates differ in their learning rate; the best by a score is released with all
-its noisy gradients.  NTNV: ordinary data, ordinary validation.  NTCV: the score is the adversary's.  ETCV: no data but
-the canary as well.  Prints the report; --out writes tuning_audit.csv and .png.
+its noisy gradients.  NTNV: ordinary data, ordinary validation.  NTCV: the score is the adversary's.  ETCV: as NTCV,
+with no data but the canary.  Prints the report; --out writes tuning_audit.csv and .png.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def candidates(game, present, total, seed, validation, progress):
 
 
 def best_of(groups, drawn, score):
-    """(proxy, score) of the winners: of consecutive groups of `groups` candidates the one with the best score."""
+    """(proxy, score) of the best-scoring candidate of each group; `groups` has the sizes of consecutive groups."""
     starts = np.concatenate([[0], np.cumsum(groups)[:-1]])
     order = np.lexsort((-drawn[score], np.repeat(np.arange(groups.size), groups)))
     winner = order[starts]
@@ -180,7 +180,7 @@ def run(bases, games, reduced, progress=None):
         for place, (model, canary, with_data, score) in enumerate(MODELS):
             if (canary, with_data) not in known:
                 plan, game = game_of(base, canary, train if with_data else None)
-                number = games if with_data or canary == "input" else 4 * games  # a gradient alone is quick
+                number = games if with_data or canary == "input" else 4 * games  # a gradient canary alone is quick
                 rng = np.random.default_rng([int(100 * base), place])
                 groups = [games_drawn(number, rng) for _ in range(2)]
                 worlds = [

@@ -49,7 +49,7 @@ FOUND = ["bands", "noise_multiplier", "relative_error", "epsilon_spent", "accura
 
 
 def plans(epsilon, size, steps, bands):
-    """{way: (bands, error of the prefix sums beside that of DP-SGD, plan)}; of banded noises, that of least error."""
+    """{way: (bands, error of the prefix sums relative to DP-SGD, plan)}: the option of least error for each way."""
     run = {"dataset_size": size, "batch_size": BATCH, "steps": steps, "bands": bands}
     advice, found = advise_strategy(target_epsilon=epsilon, target_delta=DELTA, **run), {}
     for way in WAYS:

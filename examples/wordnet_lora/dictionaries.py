@@ -24,7 +24,7 @@ LENGTH = 16
 """Words of a definition that are read; later ones are left out."""
 PAD, UNKNOWN, MASK = 0, 1, 2
 FIRST = 3
-"""Numbers below are no words."""
+"""Numbers smaller than FIRST stand for no word."""
 
 
 class MissingData(Exception):

@@ -1,7 +1,7 @@
 """A small transformer, and its pre-training on public definitions.
 
-Pre-training hides a fifth of the words of a definition and asks which they are, and which word is defined.  The second
-is asked of the mean of the final states, which is what the classes are read from later.
+Pre-training hides a fifth of the words of a definition, and asks for the hidden words and for the word defined.  The
+defined word is predicted from the mean of the final states, from which the classes are read later.
 """
 
 import functools

@@ -36,7 +36,7 @@ BATCH = 1024
 TUNING_STEPS = 300
 CLIP_NORM, RANK = 1.0, 8
 TEST_SHARE = 10
-"""One in so many glosses is for testing, and no private data."""
+"""One gloss in ten is for testing and does not count as private data."""
 WAYS = {
     "lora": "LoRA, pre-trained",
     "full": "all parameters, pre-trained",
@@ -115,7 +115,7 @@ def pretrained(definitions, vocabulary, seed, steps, cache):
 
 
 def starting_point(way, weights, vocabulary, seed):
-    """The parameters before tuning; with LoRA beside the attention, but for the way that trains all of them."""
+    """The parameters before tuning: with LoRA in the attention, except for the way "full", which trains all weights."""
     if way == "full":
         return weights
     params = initial(len(vocabulary), seed) if way == "random" else weights
@@ -158,7 +158,7 @@ def tune_privately(params, epsilon, train, steps, rate, clip_norm, progress=True
 
 
 def tune_openly(params, train, steps, rate, seed, progress=True):
-    """Parameters after as many steps of Adam on LoRA and the head, without clipping and noise."""
+    """Parameters after `steps` steps of Adam on LoRA and the head, without clipping or noise."""
     base = traverse_util.path_aware_map(lambda path, _: is_head("/".join(path)), params.base)
     trained = dataclasses.replace(params, base=base, adapters=jax.tree.map(lambda _: True, params.adapters))
     optimizer = optax.partition({True: optimizer_of(rate, steps), False: optax.set_to_zero()}, trained)
