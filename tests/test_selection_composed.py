@@ -72,13 +72,13 @@ def test_copies_are_close_where_one_order_is_worst_throughout(copies):
 
 
 def sampled_step(eps, sigma, q, relation):
-    """delta(eps) of one Poisson sampled Gaussian step at any real eps: one threshold in x decides."""
+    """delta(eps) of one Poisson sampled Gaussian step at any real eps: the best test compares x with a threshold."""
     ratio = np.exp(eps)
     grown = ratio if relation == "remove_one" else 1.0 / ratio
     inside = grown > 1.0 - q
     at = sigma**2 * np.log(np.where(inside, (grown - 1.0 + q) / q, 1.0)) + 0.5
     low, moved = norm.cdf(at / sigma), norm.cdf((at - 1.0) / sigma)
-    if relation == "remove_one":  # counted above the threshold
+    if relation == "remove_one":  # the event is x above the threshold
         return np.where(inside, (1 - q) * (1 - low) + q * (1 - moved) - ratio * (1 - low), 1.0 - ratio)
     return np.where(inside, low - ratio * ((1 - q) * low + q * moved), 0.0)
 

@@ -39,7 +39,7 @@ def slow(value):
 
 
 def few_of(values, *often):
-    """Some of them in every run, the others where slow tests are."""
+    """Mark all values as slow, except those at the indices `often`."""
     return [value if k in often else slow(value) for k, value in enumerate(values)]
 
 
@@ -80,7 +80,7 @@ def test_the_largest_loss_of_randomised_response_at_any_size(law, loss):
 @pytest.mark.parametrize("loss", [800.0, 1e5])
 @pytest.mark.parametrize("law", few_of(LAWS, 8), ids=repr)
 def test_curves_of_large_losses_claim_no_mass_at_infinity(law, loss):
-    """A knot whose Q-mass float64 loses has some all the same."""
+    """The Q-mass of a knot that underflows to 0 in float64 is not 0: its loss is finite."""
     found = bases(ja.PureDP(loss))[0].curves["remove"]
     assert found.below.p[0] == 0.0 and np.all(np.isfinite(found.above.q)) and np.all(np.diff(found.above.q) >= 0.0)
     low, high = below_and_above(ja.PureDP(loss), law)
@@ -121,7 +121,7 @@ def test_brackets_that_contradict_each_other_are_open():
 
 
 def test_curves_that_contradict_each_other_give_nothing():
-    """A polygon "below" that lies above: its order leaks more than the bound allows."""
+    """The polygon "below" lies above the polygon "above": the leak of its best score order exceeds the upper bound."""
     law = selection.Geometric(0.1)
     above, false = bases(ja.Gaussian(2.0))[0].curves["remove"].above, bases(ja.Gaussian(0.5))[0].curves["remove"].below
     with np.errstate(all="ignore"):
@@ -146,7 +146,7 @@ def test_contradictions_in_an_answer_leave_the_simple_bounds(monkeypatch):
 
 
 def test_a_glance_without_a_number_skips_no_direction(monkeypatch):
-    """Where the other direction's leak is not known, it is solved for."""
+    """Where the glance at the second direction gives NaN, that direction is solved too."""
     seen = []
 
     def solved(quantity, stacked, rows, width, quick, other):
@@ -209,7 +209,7 @@ def test_random_cases_of_the_whole_range(seed):
 
 
 def test_brackets_that_are_open_where_slopes_exceed_one_claim_nothing_below():
-    """Only negative eps are known: delta is 1 - ratio or more there, and no outcome has mass without Q-mass."""
+    """Only brackets at negative eps are closed, and delta >= 1 - e^eps there proves no more than T(u) >= u."""
     ratio = np.array([1e-200, 1e-100, 1.0, 1e100])
     u, t = inner(ratio, np.array([1.0, 1.0, 0.0, 0.0]), np.ones(4))
     np.testing.assert_array_equal(t, u)

@@ -1,4 +1,4 @@
-"""Report noisy max, and selections of candidates of which two points are known, against published closed forms."""
+"""Published closed forms: report noisy max, and selections from a base of which one (eps, delta) is known."""
 
 import numpy as np
 import pytest

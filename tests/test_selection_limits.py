@@ -51,7 +51,7 @@ def test_no_order_has_a_larger_loss_and_a_fine_split_nearly_that(law):
         share = np.array([1e-6, 0.05, 0.2, 0.75 - 1e-6])  # splits of the most revealing outcome, at random
         fine = [np.concatenate([np.delete(x, top), x[top] * share]) for x in (p, q)]
         losses = np.log(orders(fine[0], law) / orders(fine[1], law))
-        # of three candidates the least outcome has 1e-17 of the mass, so that losses are known to 1e-8 or so
+        # with K = 3 the rarest output has 1e-17 of the mass, so that losses are known to about 1e-8
         assert losses.max() <= high + 1e-8 and high <= low * (1 + 2e-4)
         knots = not isinstance(law, selection.Categorical) and law != selection.PointMass(3)
         if knots:  # phi'(a + b v)/phi'(v) is monotone in v: the largest loss is at a knot, where these orders reach
@@ -119,7 +119,7 @@ def test_a_symmetric_base_leaks_alike_in_every_direction_at_the_ends_too(run):
 
 
 def test_deltas_on_both_sides_of_the_mass_at_infinity_in_one_batch():
-    """One of them decides how far a grid of eps goes, for all."""
+    """The smallest delta of the batch decides where the table of eps ends for all its deltas."""
     run, delta = ja.compose(ja.Gaussian(1.0), ja.ApproximateDP(0.3, 1e-3)), [0.1, 1e-2, 1e-3, 1e-40]
     b = selection.bound_epsilon(run, selection.PointMass(1), delta, bound="envelope")
     alone = ja.epsilon(run, [0.1, 1e-2])
@@ -155,7 +155,7 @@ def test_of_a_law_that_is_not_known_the_knots_decide_nothing():
     @register
     @dataclass(frozen=True, eq=False)
     class Own(selection.Poisson):
-        """K = 0 or 1 more than a Poisson law: its formula is not that of its base class."""
+        """A user's class: its law of K may have another formula than its base class."""
 
     (base,) = known_bases(ja.FiniteOutput([0.6, 0.3, 0.1], [0.2, 0.3, 0.5]))
     above = base.curves["remove"].above

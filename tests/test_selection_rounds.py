@@ -44,7 +44,7 @@ def test_the_table(key):
 
 
 def test_the_cheaper_of_rounds_and_adaptive_candidates(coarse_pairs):
-    """Of K always 2, eight times, the composed pair is above the 16-fold composition of the base itself."""
+    """Eight rounds with K always 2, composed, cost more than the 16-fold composition of the base itself."""
     whole = selection.rounds(BASE, selection.PointMass(2), 8, target_delta=1e-5)
     assert whole == selection.select(BASE, selection.PointMass(16.0), candidates="adaptive")
     assert ja.epsilon(whole, 1e-5).upper == ja.epsilon(ja.repeat(BASE, 16), 1e-5).upper
@@ -78,10 +78,10 @@ def test_what_are_no_rounds_is_refused():
 
 
 def test_an_adversary_who_encodes_history_reaches_the_adaptive_answer():
-    """Every candidate puts out all that came before and one fresh draw; longer outputs win; only the winner is seen.
+    """Each candidate outputs the transcript so far and one fresh draw.  The longest output wins, and only it is seen.
 
-    The winner's transcript is its length and how often the base told the truth.  Simulated, with the likelihood-ratio
-    test on the transcript; the i.i.d. answer is refuted.
+    The likelihood ratio of a transcript depends on its length and on how often the base told the truth.  The simulated
+    likelihood-ratio test leaks the adaptive answer, which is more than the i.i.d. answer.
     """
     mass, trials, rng = np.array([0.1, 0.3, 0.35, 0.25]), 100_000, np.random.default_rng(20261124)
     law, run = selection.Categorical(mass), ja.RandomizedResponse(0.75)

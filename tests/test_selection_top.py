@@ -53,7 +53,7 @@ def cases(count, seed=3):
     for _ in range(count):
         n, most = int(rng.integers(2, 5)), int(rng.integers(1, 6))
         p, q = rng.dirichlet(np.full(n, 0.7)), rng.dirichlet(np.full(n, 0.7))
-        if rng.random() < 0.15:  # an outcome that tells
+        if rng.random() < 0.15:  # outcome 0 proves that the data are not Q's
             q[0] = 0.0
             q /= q.sum()
         mass = rng.dirichlet(np.ones(most + 1))
@@ -62,7 +62,7 @@ def cases(count, seed=3):
 
 
 def check(p, q, mass):
-    """The closest ratio of the exact value to the bounds, over all orders, both directions and j = 2, 3."""
+    """The largest ratio of the exact delta to the bound, over all orders, both directions and j = 2, 3."""
     eps, run, law, closest = np.log(RATIOS), ja.FiniteOutput(p, q), selection.Categorical(mass), 0.0
     for top, relation in itertools.product((2, 3), ("remove_one", "add_one")):
         bound = by_envelope("delta", run, law, top, eps, relation)
@@ -83,7 +83,7 @@ def test_no_order_of_a_hundred_small_bases_leaks_more():
 
 
 def test_the_answer_is_the_smaller_of_the_envelope_and_of_all_candidates():
-    """Randomised response; figures of the derivation, B and D at E = 4 and 15."""
+    """Randomised response at e^eps = 4 and 15: the envelope is B of selection/README.md, and the smaller bound is D."""
     run, law, eps = ja.RandomizedResponse(0.75), selection.Categorical([0.0, 0.4, 0.3, 0.2, 0.1]), np.log([4.0, 15.0])
     envelope = by_envelope("delta", run, law, 2, eps, "add_or_remove_one")
     np.testing.assert_allclose(envelope, [0.4969, 0.1547], atol=6e-5)
@@ -98,11 +98,11 @@ def test_the_answer_is_the_smaller_of_the_envelope_and_of_all_candidates():
 
 @pytest.mark.parametrize(("law", "eta"), [(selection.Geometric, 1.0), (selection.Logarithmic, 0.0)], ids=["1", "0"])
 def test_pure_dp_is_never_below_what_is_reached_and_at_most_2j_plus_eta(law, eta):
-    """A rare H just below L: what is reached tends to (2j + eta) eps0 as K grows, and the bound never passes it."""
+    """With a rare part of outcome H scored just below all of L, the loss tends to (2j + eta) eps0 as gamma falls."""
     run, unit = ja.RandomizedResponse(0.75), math.log(3.0)
     for top, gamma in ((2, 0.01), (3, 0.001)):
         found = float(ja.epsilon(selection.select(run, law(gamma), top=top), 0.0).upper) / unit
-        # (j times H) of ratio 3^j, below it all of H and nothing else of L: phi^(j) at 3/4 against 1/4
+        # j times the rare part has ratio 3^j; below it are the rest of H and no L: phi^(j) at 3/4 against 1/4
         ratio = (gamma + (1.0 - gamma) * 0.75) / (gamma + (1.0 - gamma) * 0.25)
         reached = top + (eta + top) * math.log(ratio) / unit
         assert reached <= found * (1.0 + 1e-9) and found <= 2 * top + eta + 1e-9
@@ -123,7 +123,7 @@ def test_more_winners_cost_more_and_all_of_them_the_most(name):
 
 
 def test_one_fixed_order_of_gaussian_outputs_leaks_less():
-    """The best two of K in {2, 3} by the likelihood ratio, integrated on a grid that no code is shared with."""
+    """The best two of K in {2, 3} by the likelihood ratio, integrated on a grid without code of the package."""
     law, eps = selection.Categorical([0.0, 0.0, 0.5, 0.5]), 2.0
     mu, x = 1.5, np.linspace(-9.0, 10.0, 1500)
     step, y = x[1] - x[0], x[:, None]
@@ -173,7 +173,7 @@ def test_mass_at_infinity_is_that_of_any_candidate():
     top = selection.select(run, law, top=2)
     assert 4e-9 * (1 - 1e-6) <= ja.delta(top, 5.0).upper <= 4e-9 * (1 + 1e-6)
     assert ja.epsilon(top, 1e-9).upper == np.inf
-    # a mass that one candidate may or may not have is not taken off
+    # the mass at infinity that a base may have, but need not, is not subtracted from its profile
     unsure = ja.PrivacyProfile(epsilon=[0.1], delta=[1e-9])
     assert ja.delta(selection.select(unsure, law, top=2), 5.0).upper >= 4e-9 * (1 - 1e-6)
 
@@ -231,7 +231,7 @@ def test_what_is_no_number_of_winners_is_refused():
 def test_losses_near_the_last_number_that_exp_holds_are_not_lost():
     """The first line of the polygon is then so short that float64 hardly holds its length."""
     law, run = selection.Geometric(0.1), ja.PureDP(349.9)
-    # K >= 2 has probability .9, and then both of the best tell all but for sure
+    # K >= 2 has probability .9, and then the best two almost surely reveal the record
     assert ja.delta(selection.select(run, law, top=2), 650.0).upper >= 0.9
     assert ja.epsilon(selection.select(run, law, top=2), 0.3).upper >= 2 * 349.9 - 1.0
     one = selection.select(ja.PureDP(695.0), law)

@@ -88,7 +88,7 @@ def above_any_order(seed, count, family, width=0.0):
     ("seed", "count"), [(1, 3), pytest.param(2, 2000, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 def test_selections_of_at_most_two_are_within_their_brackets(seed, count):
-    """To rounding.  A row in which winning ends was once charged for its middle only: up to 1e-4 of delta too low."""
+    """The old code took a row's middle for its mean where winning ends in the row: delta was up to 1e-4 too low."""
     rng, eps = np.random.default_rng(seed), np.array([0.0, 0.2, 0.7, 1.5, 3.0, 5.0])
     bases = [small_base(rng, 7) for _ in range(count)]
     law = selection.Binomial(2, rng.uniform(0.05, 1.0, count))

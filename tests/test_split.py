@@ -18,7 +18,7 @@ from jaxacct.kernels.contour import split_parts
 from jaxacct.mechanisms import components
 
 HARD = [
-    # few expected hits and a heavy tail, near-atoms, tiny delta; epsilon by 0.1 % from the lattice or by two rungs
+    # few expected hits and a heavy tail, near-atoms, tiny delta; epsilon of the lattice (to 0.1 %) or of two rungs
     (1.0, 1e-3, 100, 1e-5, 0.0551651048),
     (0.5, 1e-4, 1000, 1e-6, 1.1633769277),
     (0.3, 1e-3, 1000, 1e-6, 21.67795404),

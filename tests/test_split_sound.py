@@ -16,7 +16,7 @@ def law(sigma, q, n):
 
 @pytest.mark.slow
 def test_many_jumps_claim_no_decay():
-    # more than 600 expected jumps: the bound of the cut-off is of their difference, not of a capped exponential
+    # more than 600 expected jumps: the old code capped an exponent at 600 and so claimed a decay that is not there
     with jax.enable_x64():
         run = jax.jit(
             lambda law, eps: split_contour.delta(law, eps, split_contour.Start(0.0, 0.0), np.log(1e-7), 384, 128, 4)

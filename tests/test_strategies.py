@@ -63,13 +63,13 @@ def patterns(n, separation, most):
 
 
 def brute(matrix, chosen):
-    """The largest sum of |C^T C| over a pattern, and whether no sign is lost there."""
+    """The root of the largest sum of |C^T C| over a pattern, and whether no entry of C^T C is negative."""
     gram = matrix.T @ matrix
     return np.sqrt(max(np.abs(gram[np.ix_(p, p)]).sum() for p in chosen)), bool((gram >= -1e-13).all())
 
 
 def of_size(n):
-    """One strategy of every class, of weights that need no search, and matrices with signs and rising entries."""
+    """Strategies of every class, without long searches; some matrices have negative or rising entries."""
     draw, bands = np.random.default_rng(n), min(3, n)
     diagonals = np.outer((0.9, 0.4, 0.2)[:bands], np.linspace(1.0, 0.8, n))
     yield from (Identity(n), PrefixSum(n), Banded(min(2, n), n), ColumnNormalised(bands, n, diagonals=diagonals))
@@ -141,7 +141,7 @@ def test_the_tree_decodes_prefix_sums_from_disjoint_nodes():
 
 @pytest.mark.parametrize(
     "row",
-    # the last test shows of a matrix of small columns that it is the best
+    # quick runs skip the other kind: test_column_normalised_is_the_best_banded_matrix covers a small one
     [pytest.param(row, marks=[pytest.mark.slow] * (row["kind"] != "toeplitz")) for row in TABLE],
     ids=lambda row: f"{row['n']}-{row['bands']}-{row['epochs']}-{row['kind']}",
 )

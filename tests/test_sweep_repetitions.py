@@ -73,7 +73,7 @@ def test_toml_and_csv_are_the_same_grid(tmp_path):
 
 
 def test_the_answers_are_those_of_the_reference_table_in_the_order_of_the_grid(tmp_path):
-    """Rows of two bases in mixed order and one without repetitions; a single law's class, so one program."""
+    """Rows of two bases in mixed order, and one row without repetitions.  All laws are of one class: one program."""
     known = [row for _, row in rows() if row["repetitions"] == "truncated_negative_binomial"]
     known = [row for row in known if row["gdp_mu"] in ("0.2681", "0.5016")]
     known = [known[i] for i in np.random.default_rng(1).permutation(len(known))[::3]]

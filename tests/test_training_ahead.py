@@ -54,7 +54,7 @@ def test_no_step_runs_before_it_is_noted_and_few_are_noted_ahead(tmp_path, most,
     )
     limit = STEPS // 100 if most is None else most
     assert state.step == STEPS == steps_noted(path)
-    assert min(ahead) >= 0 and max(ahead) == limit - 1  # at least the step itself
+    assert min(ahead) >= 0 and max(ahead) == limit - 1  # every step is noted before it runs
     assert len(syncs) <= 2 + 1 + -(-STEPS // limit) + 1
     assert Ledger.read(path).epsilon(1e-5).upper == PLAN.epsilon.upper == state.epsilon.upper
 
@@ -97,7 +97,7 @@ def test_steps_of_a_pass_are_noted_one_by_one(tmp_path, rule):
 
 
 def test_a_state_that_was_put_back_draws_other_keys(tmp_path):
-    """A state of a callback, with the parameters of an earlier one, is none that its chain of keys has led to."""
+    """The chain of keys at step 3 does not fit the first parameters: three steps are noted again, with new keys."""
     path, seen = tmp_path / "run.jsonl", {}
     start = TRAINER.init(np.zeros(2, np.float32), key=KEY)
     keep = lambda s: seen.update({s.step: dataclasses.replace(s)}) or s.step == 6

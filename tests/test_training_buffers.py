@@ -1,4 +1,4 @@
-"""A step overwrites the state that it is given, unless a callback has kept it; its loop moves no array unsaid."""
+"""A step overwrites its state unless a callback has kept it; the loop of steps makes no implicit transfer."""
 
 import contextlib
 
@@ -47,7 +47,7 @@ def test_losses_that_use_other_frozen_arrays_have_other_keys(data, tmp_path, mon
     params = {"w": jnp.zeros(2), "near": jnp.zeros(2), "far": jnp.zeros(2)}
     digests, real, compile = [], Placement.digest_program, jax.stages.Lowered.compile
     monkeypatch.setattr(Placement, "digest_program", lambda *each: digests.append(real(*each)) or digests[-1])
-    # steps are only traced; the options matter to the check of the loss alone
+    # steps are traced, not compiled; only the check of the loss, which compiles with options, is compiled
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *low, **how: compile(*low, **how) if how else None)
     for kind in (Program, Streamed):
         monkeypatch.setattr(kind, "run", lambda self, carried, *given: still(carried, *given, None))
@@ -76,7 +76,7 @@ def test_a_step_overwrites_all_that_it_is_given():
 
 @pytest.mark.parametrize("optimizer", [adam(0.1), optax.contrib.schedule_free_adamw(0.1)], ids=["adam", "two of one"])
 def test_what_callbacks_keep_stays(optimizer, monkeypatch):
-    if optimizer is not adam(0.1):  # its state begins as the array of the parameters, whatever the step
+    if optimizer is not adam(0.1):  # schedule-free: parameters and state begin as one array, for any step
         monkeypatch.setattr(placement, "private_step", lambda rule: moving)
     kept, looked = [], []
     first = fit(optimizer=optimizer, callbacks=[kept.append, lambda state: looked.append(state.params)])

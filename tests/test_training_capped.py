@@ -47,7 +47,7 @@ def test_rates_are_solved_for_with_a_cap():
 
 @pytest.mark.slow
 def test_steps_are_solved_for_with_a_cap():
-    """By the bounds that rates are solved for with."""
+    """The search for steps uses the same bounds as the search for a rate, above."""
     longest = Plan(**CAPPED, **RATE, target_epsilon=2.0, cap=100)
     assert longest.epsilon.upper <= 2.0 < Plan(**CAPPED, **RATE, cap=100, steps=longest.steps + 1).epsilon.upper
 

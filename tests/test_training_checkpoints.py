@@ -82,7 +82,7 @@ def counts_all(folder, acknowledged):
 
 
 def goes_on(folder):
-    """A run ends from the files that a killed one has left as one that was left in peace."""
+    """A run that resumes from the files of a killed run ends like a run without a kill."""
     trainer, data, whole = whole_run()
     state = trainer.init(np.zeros(3, np.float32), training_runs.KEY)
     ended = trainer.fit(state, data, ledger=f"{folder}/run.jsonl", checkpoints=f"{folder}/checkpoints", progress=False)
@@ -177,7 +177,7 @@ def test_a_state_that_is_not_the_last_checkpoint_is_refused(tmp_path):
 
 
 def test_a_checkpoint_of_another_program_needs_a_ledger(tmp_path):
-    """Steps after it may have been released, of which it says nothing."""
+    """Later steps may have been released, and only a ledger shows them."""
     trainer, state, data = begun()
 
     def crash(state):

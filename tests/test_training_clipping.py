@@ -87,7 +87,7 @@ def per_example(loss, params, batch):
 
 
 NETWORKS = ["conv", "mlp", "text", "tied"]
-SLOW = pytest.param("mlp", "auto", marks=pytest.mark.slow)  # parts of the same sums: `test_a_clip_norm_for_each_part`
+SLOW = pytest.param("mlp", "auto", marks=pytest.mark.slow)  # `test_a_clip_norm_for_each_part` checks similar sums
 
 
 @pytest.mark.parametrize("name, method", [*((n, "ghost") for n in NETWORKS), ("conv", "vmap"), SLOW])
@@ -105,7 +105,7 @@ def test_clipped_sum_against_each_gradient_by_itself(name, method):
 
 @pytest.mark.parametrize("name, method", [*((n, "ghost") for n in NETWORKS), ("conv", "vmap")])
 def test_no_contribution_exceeds_the_clip_norm(name, method):
-    """Each example's part of the sum, as computed, in exact terms: C or less, and nearly C."""
+    """The computed contribution of each example is at most C, without a tolerance, and nearly C for small C."""
     loss, params, batch = problem(name)
     for clip in (1e-3, 0.77):
         for i in range(5):

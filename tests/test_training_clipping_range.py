@@ -213,7 +213,7 @@ def test_a_traced_clip_norm_that_holds_nothing_lets_nothing_through(clip):
 
 
 UNSIGNED = {"xla_cpu_use_fusion_emitters": True}
-"""With the other emitters, which the quick run takes, XLA has the index 255 of a uint8 for -1."""
+"""XLA's default.  With the plain emitters, which the quick run takes, XLA reads the index 255 of a uint8 as -1."""
 
 
 OTHERS = [
@@ -264,9 +264,9 @@ def test_the_rows_of_an_embedding_by_indices_of_any_integer(index, rows):
     ],
 )
 def test_what_is_clipped_is_what_is_summed(method, examples):
-    """a b - c with c = a b rounded: 0, or all of the rounding where a compiler contracts the two operations.
+    """a b - c, where c is a b rounded, is 0, or the rounding error where a compiler contracts the two operations.
 
-    A norm from one and a sum from the other would be a contribution of tens of thousands of clip norms.
+    With the norm of one value and the sum of the other, a contribution would be tens of thousands of clip norms.
     """
     loss = lambda w, example: jnp.sum((example[0] * example[1] - example[2]) @ w)
     w = np.zeros((3, 9), np.float32)

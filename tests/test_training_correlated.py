@@ -35,7 +35,7 @@ from jaxacct.training.step.step_mechanisms import CYCLIC, Release
 from jaxacct.tuning import side_by_side
 
 WIDTH = 4000
-"""Parameters: the correlation of two independent rows of noise is below 6 / sqrt(WIDTH) = .095 but for 1e-8."""
+"""Number of parameters: two independent rows correlate above 6 / sqrt(WIDTH) = .095 with probability below 1e-8."""
 
 
 def plan_of(noise=None, size=8, steps=12, groups=4, sigma=0.5, rate=1.0, **more):
@@ -47,7 +47,7 @@ BANDED = plan_of(strategies.Banded(4), size=24)
 
 
 def trainer_of(plan):
-    """Real steps of parameters of one width: those with the same batches and buffers are one program."""
+    """A trainer of real steps.  Plans with the same batches and buffers share one program."""
     return shared(linear, sgd(1.0), plan, micro_batch=3)
 
 
@@ -225,8 +225,8 @@ def test_one_independent_noise_in_two_steps_is_found_out(monkeypatch):
 
 
 def test_steps_of_two_dtypes_are_traced_under_x64(monkeypatch):
-    """The sums of losses beside the gradients keep the dtype with which the loop over micro-batches begins."""
-    compile = jax.stages.Lowered.compile  # only the check of the loss has options
+    """The loop over micro-batches also sums losses, whose dtype must not change within the loop."""
+    compile = jax.stages.Lowered.compile  # only the check of the loss compiles with options
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *low, **how: compile(*low, **how) if how else None)
     monkeypatch.setattr(Program, "run", lambda self, carried, *given: still(carried, *given, None))
     with jax.enable_x64(True):
@@ -529,7 +529,7 @@ def of_groups(noise=SHARED, steps=16, groups=4, sigma=2.0, rate=0.5, **more):
 
 
 def test_noise_that_falls_under_another_plan_counts(tmp_path, still_steps):
-    """Step 8 has step 7 in its noise, at less noise: a Gaussian stands for it, with a ledger and without."""
+    """Step 8 shares noise with step 7 at a smaller multiplier: a Gaussian is counted, with and without a ledger."""
     first, second = of_groups(), of_groups(sigma=0.5)
     done = trainer_of(second).fit(stopped_at(8, first), DATA, progress=False)
     with Ledger.create(tmp_path / "l.jsonl", first) as ledger:
@@ -584,7 +584,7 @@ def test_what_must_stay_is_asked_alike_everywhere(fact, before, after, tmp_path,
         ([0, 1, 3, 4], [1.0] * 4, 1),  # a gap
         ([4, 5, 6, 7], [1.0] * 4, 1),  # the beginning is missing
         ([0, 1, 0, 1], [1.0] * 4, 2),  # from the beginning again, with other keys
-        ([0, 1, 1, 2], [1.0] * 4, 1),  # a step again: the next one follows either
+        ([0, 1, 1, 2], [1.0] * 4, 1),  # step 1 twice: step 2 follows one of them
     ],
 )
 def test_what_does_not_follow_costs_alike_everywhere(steps, sigmas, alone):
@@ -741,7 +741,7 @@ def test_a_ledger_counts_all_that_branches_of_a_run_tell(seed):
             for group in range(groups):
                 own = [place for place, (step, *_) in enumerate(entries) if step % groups == group]
                 assert np.sum(rows[:, own].sum(1) ** 2) <= held * (1 + 1e-9)
-                # rows that an earlier step reaches beyond its first branch need a Gaussian each: draws cannot hide them
+                # what a step adds to rows beyond its first branch is counted as Gaussians: sampling cannot hide it
                 for place in own:
                     beyond = np.sum(rows[:, place] ** 2) - entries[place][2] ** -2.0
                     assert beyond <= gaussians(spent.releases) * (1 + 1e-9) + 1e-9
@@ -794,7 +794,7 @@ def test_rounding_of_the_weights_makes_no_matrix_larger(strategy):
 
 
 def test_a_record_that_moves_another_costs_at_most_three_times_as_much():
-    """The one moves a place by 2 C, the other by C.  Where steps share noise these are nearly parallel."""
+    """One batch moves by 2 C, another batch by C.  Where steps share noise, the two changes are nearly parallel."""
     strategy = ORDERED
     dense, apart = matrix(strategy), strategy.sensitivity(strategies.MinSeparation(4)).upper
     passes = [dense[:, first::4].sum(1) for first in range(4)]

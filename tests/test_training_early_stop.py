@@ -38,7 +38,7 @@ def trainer_of(rule=RULE, **more):
 
 
 def score(params, x):
-    """Falls from step to step whatever the noise is: the run should end after patience + 1 scores."""
+    """A score that never rises, whatever the noise is: the run should end after patience + 1 scores."""
     return jnp.float32(0.5) + 0.0 * params[0] * x
 
 
@@ -77,7 +77,7 @@ def test_whatever_is_solved_for(open_setting):
     found = {open_setting: getattr(plan, open_setting)}
     assert (
         Plan(**given | found | {"early_stop": None, "target_epsilon": None}).epsilon.upper < 1.8
-    )  # a longer run is in
+    )  # without the early stop, the budget would allow more
 
 
 def test_documents_and_recalibration_keep_it():
@@ -230,7 +230,7 @@ def test_a_process_killed_while_it_ends_leaves_no_smaller_claim(tmp_path, monkey
 
 
 def test_a_run_that_was_killed_at_its_end_is_not_asked_again_by_another_program(tmp_path, monkeypatch):
-    """Its noise would be other noise, and the ledger already shows an answer "end": another one would cost again."""
+    """Another program draws other noise.  The ledger already shows the answer "end"; a second one would cost again."""
     path, folder, real = tmp_path / "run.jsonl", tmp_path / "folder", Store.save
 
     def killed(store, found):
