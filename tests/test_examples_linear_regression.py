@@ -69,7 +69,7 @@ def test_sensitivities(regression, lam):
         assert abs(values[0] - values[1]) <= 1.0 + 1e-9
         norms = [1.0 + np.linalg.norm(theta_of(data)) for data in pair]
         for data, value, norm in zip(pair, values, norms, strict=True):
-            limit = -np.log1p(-1.0 / (lam + max(value, 0.0)))  # as a test would use it that knows the eigenvalue
+            limit = -np.log1p(-1.0 / (lam + max(value, 0.0)))  # what a test that knows the eigenvalue would use
             assert abs(np.log(norms[0] / norms[1])) <= limit + 1e-12
             assert norm <= regression.residual_bound(len(data[1]), lam, max(value, 0.0)) + 1e-12
             assert norm <= regression.residual_bound(len(data[1]), lam) + 1e-12
@@ -112,7 +112,7 @@ def test_profile_of_the_posterior_pair(regression, mean, variance):
 
 @pytest.mark.parametrize(("lam", "precision"), [(3.0, 0.1), (8.0, 1.0), (8.0, 20.0), (100.0, 5.0)])
 def test_the_pair_is_above_every_two_posteriors(regression, lam, precision):
-    """Exact profiles of posterior samples of neighbouring data: along the record, where alone the laws differ."""
+    """Exact profiles of two posteriors: the ratio of their densities depends on theta only through record @ theta."""
     for number, pair in enumerate(neighbours()):
         if number % 7:
             continue
@@ -179,7 +179,7 @@ def test_released_bounds_fail_as_seldom_as_they_say(regression):
 
 @pytest.mark.slow
 def test_a_candidate_costs_what_its_parts_compose_to(accounting):
-    """Above the Gaussian that its parts would be together, and by little more than its failures."""
+    """A candidate's delta exceeds that of its parts composed as one Gaussian, by little more than `failure`."""
     budget = accounting.Budget(0.5, selection.Geometric(0.1), 1e-6)
     assert np.sum(budget.parts**2) == pytest.approx(0.25)
     candidate, gaussian = budget.candidate, ja.Gaussian(2.0)

@@ -201,7 +201,7 @@ def test_noise_that_steps_share_runs_at_the_same_epsilon(example, tmp_path, monk
 
 @pytest.mark.slow
 def test_lora_begins_at_the_pretrained_weights(example):
-    """Before the first step LoRA changes nothing; random weights are other ones."""
+    """Every way but "random" begins with the pretrained encoder, since LoRA changes nothing before the first step."""
     import jax.numpy as jnp
 
     dictionaries, encoder, script = example

@@ -23,7 +23,7 @@ from jaxacct.mechanisms.dp_sgd_run import LENGTHS, NUMBERS, RATES, RULES, SAMPLI
 SLOW = Run("A", {"noise_multiplier": 1.0, "batch_size": 256, "dataset_size": 50_000, "epochs": 10}, "poisson", 1e-5)
 
 QUICK = ("poisson", "shuffled", "cyclic_poisson", "random_allocation")
-"""Batch rules of the quick run; the others are as those."""
+"""Batch rules of the quick run. The page treats every other rule like one of these."""
 
 
 def script():

@@ -1,7 +1,7 @@
-"""What was certified and false (losses beyond 700, 1e14 steps, noise of .02, NaN taken for success), against mpmath.
+"""Certificates that were false (losses beyond 700, 1e14 steps, noise of .02, NaN taken for success), against mpmath.
 
-Every bracket is held against two bounds of its own: a test on the number of outputs beyond a threshold from below, and
-the attacker who is told which steps were hit from above.
+`from_below` bounds delta by a test on the number of outputs beyond a threshold.  `from_above` bounds delta by an
+attacker who is told which steps were hit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def counted(n, p, k):
 
 
 def from_below(sigma, q, n, eps):
-    """The most that delta(eps) of removing must be: `Pr_P[N >= k] - e^eps Pr_Q[N >= k]` over thresholds and k."""
+    """Lower bound of delta(eps) of removing: the largest `Pr_P[N >= k] - e^eps Pr_Q[N >= k]` over thresholds and k."""
     s, best = 1 / mp.mpf(sigma), mp.mpf(0)
     grown = mp.exp(mp.mpf(eps))
     for z in (2, 4, 6):
@@ -80,7 +80,7 @@ def from_above(sigma, q, n, eps):
     ],
 )
 def test_hits_of_large_loss_are_in_the_certificate(sigma, q, steps):
-    """They were 6.93, 1.005, 10.5, 4.6 and 2.4e-8."""
+    """The old code gave the epsilons 6.93, 1.005, 10.5, 4.6 and 2.4e-8 for these runs; all of them exceed 500."""
     found = ja.epsilon(ja.dp_sgd(sigma, q, steps), DELTA, memory_bytes=SMALL)
     assert from_below(sigma, q, steps, found.upper * 0.999) > 0 or found.upper > 700
     assert from_below(sigma, q, steps, found.upper) <= DELTA
@@ -89,7 +89,7 @@ def test_hits_of_large_loss_are_in_the_certificate(sigma, q, steps):
 
 
 def test_two_steps_of_little_noise():
-    """delta at the claimed upper end was 1.084e-6."""
+    """At the old code's upper end of epsilon, delta was 1.084e-6, which is more than 1e-6."""
     found = ja.epsilon(ja.dp_sgd(0.03, 0.1, 2), 1e-6, relation="remove_one", memory_bytes=SMALL)
     assert found.lower <= found.upper and found.lower > 1279.8990
     assert from_below(0.03, 0.1, 2, found.upper) <= 1e-6 <= from_above(0.03, 0.1, 2, found.lower) * (1 + mp.mpf(1e-9))
@@ -102,7 +102,7 @@ def test_no_steps_are_found_where_one_is_too_many():
 
 @pytest.mark.parametrize("steps, per_step", [pytest.param(1e14, 1.4e-3, marks=pytest.mark.slow), (2.0**53, 1.4e-3)])
 def test_very_many_steps(steps, per_step):
-    """The truth is about n KL; they were 4.7e-10 and 4.2e-8."""
+    """The true epsilon is about n KL; the old code gave 4.7e-10 and 4.2e-8."""
     found = ja.epsilon(ja.dp_sgd(2.0, 0.1, steps), DELTA)
     kl = 0.5 * 0.1**2 * np.expm1(0.25)
     assert 0.8 * steps * per_step < found.lower <= 1.01 * steps * kl <= 1.1 * found.upper
@@ -131,14 +131,14 @@ def test_one_step_over_the_whole_range(sigma, q, delta):
 
 @pytest.mark.parametrize("scale", [1e-3, 1 / 400, 1e-10, 1 / 800])
 def test_laplace_noise_of_large_loss(scale):
-    """1/b + 2 log(1 - delta): they were 1e-11."""
+    """The true epsilon is 1/b + 2 log(1 - delta); the old code gave 1e-11."""
     truth = 1 / mp.mpf(scale) + 2 * mp.log1p(-mp.mpf(DELTA))
     found = ja.epsilon(ja.Laplace(scale), DELTA)
     assert found.lower <= truth <= found.upper <= found.lower * (1 + 1e-4)
 
 
 def test_sampled_and_composed_laplace_noise_of_large_loss():
-    """.693 and 1.7e-11; the first atoms have P-mass 1/4 and 1/2."""
+    """The old code gave .693 and 1.7e-11, although losses near 1000 and near 600 have P-mass 1/4 and 1/2."""
     sampled = ja.epsilon(ja.PoissonSampled(ja.Laplace(1e-3), 0.5), DELTA)
     truth = mp.log(mp.mpf(0.5) + mp.exp(1000 + 2 * mp.log1p(-2 * mp.mpf(DELTA))) / 2)
     assert sampled.lower <= truth <= sampled.upper <= sampled.lower * (1 + 1e-4)
@@ -154,7 +154,7 @@ def test_losses_of_the_least_noise_and_of_next_to_none():
 
 
 def test_products_of_tiny_masses_are_not_lost():
-    """The lower end was 3.01005456e-11: `a b/(a + b)` underflowed, and nothing was lowered."""
+    """The old lower end, 3.01005456e-11, was too high: `a b/(a + b)` underflowed, so that no mass was lowered."""
     run = ja.compose(ja.repeat(ja.Gaussian(1.0), 400), ja.PoissonSampled(ja.Laplace(1e13), 0.5))
     found = ja.delta(run, 330.0, relation="remove_one")
     assert found.lower <= 3.01004916e-11 and found.upper >= 3.01004914e-11

@@ -52,7 +52,7 @@ def test_few_hits_are_calibrated_at_once():
 
 
 def test_places_made_for_other_laws_certify_nothing_false():
-    """Windows bound what they cut off in the direction remove alone, so the laws are those of remove."""
+    """The bounds on what windows cut off hold only in the direction remove, so the laws are those of remove."""
     sigma, q = np.array([0.6, 0.8, 1.0, 1.5, 0.8]), np.array([1e-3, 1e-3, 3e-4, 2e-3, 1e-4])
     steps, delta = np.array([500.0, 2000.0, 3000.0, 1000.0, 9000.0]), 1e-5
     run = ja.dp_sgd(sigma, q, steps)
@@ -78,4 +78,4 @@ def test_places_made_for_other_laws_certify_nothing_false():
                 lower, _, upper, ok, _ = map(np.asarray, answer)
                 assert np.all(lower <= known.upper) and np.all(upper >= known.lower), (made_for, shift)
                 certified += np.sum(ok)
-    assert certified >= 5  # its own place serves every law, and others at times
+    assert certified >= 5  # each law is served by its own place, and now and then by another law's

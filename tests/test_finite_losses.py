@@ -18,7 +18,7 @@ def exactly(value):
 
 
 def units_off(ours, exact, absolute):
-    """By how many units of itself the loss is off, beyond an absolute error."""
+    """The error of a loss beyond `absolute`, in units of 2^-53 |exact|."""
     off = abs(mpmath.mpf(float(ours)) - exact) - absolute
     return float(off / (abs(exact) * mpmath.mpf(2) ** -53)) if off > 0 else 0.0
 
@@ -57,7 +57,7 @@ def test_log_mixture(case):
 @pytest.mark.parametrize("small", [1e-5, 0.1, 1e-300, 5e-324])
 @pytest.mark.parametrize("ratio", [1 + 1e-12, 1.3, 2.7, 1e5])
 def test_losses_of_given_masses(small, ratio, rate):
-    """The law is that of the numbers as given, over their sum: every loss, sampled or not, in both directions."""
+    """Every loss, sampled or not and in both directions, is that of the given masses divided by their exact sums."""
     p = np.array([small, min(small * ratio, 0.3), 0.25, 0.0])
     q = np.array([min(small * ratio, 0.3), small, 0.2, 0.0])
     p[3], q[3] = 1.0 - p.sum() + 3e-13, 1.0 - q.sum() - 7e-13

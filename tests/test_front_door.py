@@ -77,7 +77,7 @@ def run(code: str) -> str:
 
 
 def run_each(codes: list[str], given: str = "") -> str:
-    """The same for several codes in one process, which imports jaxacct anew for each of them, and others once.
+    """`run` for several codes in one process, which imports jaxacct anew for each code, and other packages once.
 
     given : what every code begins with.
     """

@@ -53,7 +53,7 @@ def test_gradient_is_zero_where_epsilon_does_not_move():
 
 
 def test_a_count_that_cannot_be_one_more_has_no_derivative():
-    """Random allocation of finitely many outputs has no groups, and none goes with some of the slots."""
+    """Random allocation of a base with finitely many outputs allows no group above 1, so `group` has no derivative."""
     g = ja.epsilon_gradient(ja.RandomAllocation(ja.PureDP(0.5), 10), 1e-5)
     at = lambda epsilon: ja.epsilon(ja.RandomAllocation(ja.PureDP(epsilon), 10), 1e-5).estimate
     assert g.mechanism.epsilon == pytest.approx((at(0.501) - at(0.499)) / 0.002, rel=1e-3)

@@ -82,7 +82,7 @@ def law_of_sums(values, batch):
 
 @pytest.mark.parametrize(("n", "batch", "group"), [(6, 2, 2), (5, 2, 3), (6, 3, 2)])
 def test_without_replacement_by_enumeration(n, batch, group):
-    """Add and remove of a group are attained where the others are -1; replace and zero-out are bounded."""
+    """The bounds of adding and removing a group are attained where all other records are -1."""
     sigma, eps = 1.5, 0.6
     step = ja.SampledWithoutReplacement(ja.Gaussian(sigma), batch / n, group=group, dataset_size=n)
     relations = ("remove_one", "add_one", "replace_one", "zero_out")
@@ -128,7 +128,7 @@ def test_zero_out_without_replacement_and_draws_with_it_by_enumeration(relation)
     found = {"fixed": ja.delta(fixed, eps, relation=relation), "drawn": ja.delta(drawn, eps, relation=relation)}
     for name, value in worst.items():
         assert value <= found[name].upper * (1 + 1e-5), name
-    assert found["fixed"].upper == pytest.approx(worst["fixed"], rel=1e-3)  # attained, all of them
+    assert found["fixed"].upper == pytest.approx(worst["fixed"], rel=1e-3)  # attained under every relation
     if relation in ("remove_one", "add_one"):
         assert found["drawn"].upper == pytest.approx(worst["drawn"], rel=1e-5) and found["drawn"].kind == "certified"
     else:

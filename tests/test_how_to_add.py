@@ -23,7 +23,7 @@ NEW = {"mechanisms/student_t.py"}
 
 @pytest.fixture
 def engines():
-    """The list of engines, without those of the page afterwards; others that are imported meanwhile stay."""
+    """The list of engines. After the test the page's engines are removed; engines of other modules stay."""
     yield ENGINES
     ENGINES[:] = [engine for engine in ENGINES if type(engine).__module__ != MODULE]
 
@@ -80,7 +80,7 @@ def _somewhere(path):
 
 
 def reduced(graph):
-    """The arrows of a graph without circles that do not follow from others."""
+    """The arrows, of a graph without circles, for which there is no longer path between the same two nodes."""
     reached = {}
     for node, targets in graph.items():
         reached[node] = targets.union(*(reached[target] for target in targets))

@@ -1,11 +1,11 @@
 """Imports: no circle, and the arrows between the rooms, which point one way.
 
 Every import counts, wherever it stands: inside a function, and under `if TYPE_CHECKING`, since both only hide a circle.
-Two are left out.  `jaxacct/__init__.py` is the front door, which knows every room by design; `import jaxacct` inside
-the package reads its version, or asks the front door for the picture of `profile.plot()` when a user calls that.  The
-one call up the house, `_accounting` in `mechanisms/sampled_releases.py`, is by name, when a pair needs a profile.  The
-lazy exports of a package (imports under `if TYPE_CHECKING` in its `__init__.py`) run when a user asks for the name,
-never while a module is being imported.
+Three kinds of imports are left out.  `jaxacct/__init__.py` imports every room, since it is the front door.
+`import jaxacct` inside the package reads the version, or draws `profile.plot()` when a user calls that.  Lazy exports
+(imports under `if TYPE_CHECKING` in a package's `__init__.py`) run when a user asks for the name, never while a module
+is being imported.  One function calls up the house: `_accounting` in `mechanisms/sampled_releases.py` imports a module
+by its name, when a pair needs a profile.
 """
 
 import ast
@@ -83,7 +83,7 @@ def imports(module: str) -> set[str]:
 
 @functools.cache
 def whole_graph() -> dict[str, set[str]]:
-    """Each module with those that it imports: read by the worker that tests it, not by each that collects."""
+    """Each module with those that it imports. A function, so that collecting the tests reads no module."""
     return {module: imports(module) for module in MODULES if module != "jaxacct"}
 
 
@@ -94,7 +94,7 @@ def room(module: str) -> str:
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:
-    """The sets of nodes that reach each other, of two or more, by following arrows."""
+    """The sets of two or more nodes that all reach each other by following arrows."""
     reached = {node: set(arrows) for node, arrows in graph.items()}
     for middle in graph:
         for node in graph:

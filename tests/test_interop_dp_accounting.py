@@ -220,7 +220,7 @@ def test_mixtures_of_gaussians_against_the_table():
     accountant = CertifiedAccountant()
     accountant.compose(Mixture(1.0, [0.0, 1.0, 2.0], [0.2, 0.6, 0.2]), 3)
     accountant.compose(Mixture(2.0, [0.0, 2.0, 3.0], [0.33, 0.34, 0.33]), 2)
-    assert accountant.get_epsilon(1e-6) == pytest.approx(17.193115, rel=1e-3)  # both are upper bounds
+    assert accountant.get_epsilon(1e-6) == pytest.approx(17.193115, rel=1e-3)  # the table has upper bounds, too
     assert not CertifiedAccountant(REPLACE).supports(Mixture(1.0, [1.0], [1.0]))
 
 

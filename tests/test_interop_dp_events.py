@@ -1,4 +1,4 @@
-"""DpEvents in and out: round trips, what is not equal but the same, and hostile trees refused."""
+"""DpEvents in and out: round trips, unequal events of one mechanism, and hostile trees refused."""
 
 import math
 from fractions import Fraction

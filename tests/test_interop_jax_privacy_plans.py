@@ -96,7 +96,7 @@ PLAN = BandMFExecutionPlanConfig(
 
 @pytest.fixture
 def theirs(monkeypatch):
-    """The package, as far as it is written to."""
+    """A stand-in for jax_privacy: the modules of the classes that exports make."""
     for name, cls in {
         "matrix_factorization.buffered_toeplitz": BufferedToeplitz,
         "matrix_factorization.banded": ColumnNormalizedBanded,
@@ -122,7 +122,7 @@ def dense(strategy):
 
 @pytest.mark.parametrize("column_normalize", [False, True])
 def test_a_plan_is_read_as_what_it_runs(column_normalize):
-    """The law of C X + Z is the same up to a scale: that of C over that of Z."""
+    """C over the standard deviation of Z, which fixes the law of C X + Z up to a scale, is that of the plan."""
     plan = dataclasses.replace(PLAN, column_normalize=column_normalize)
     matrix, deviation = plan.runs()
     mine = from_jax_privacy(plan)
@@ -132,7 +132,7 @@ def test_a_plan_is_read_as_what_it_runs(column_normalize):
 
 @pytest.mark.parametrize("column_normalize", [False, True])
 def test_a_plan_costs_no_more_than_its_event(column_normalize):
-    """With columns of norm 1 and coefficients of a smaller norm it costs more, which the event overlooks."""
+    """Except with columns of norm 1 and coefficients of norm below 1: the plan then costs more than its event."""
     plan = dataclasses.replace(PLAN, column_normalize=column_normalize)
     mine = ja.epsilon(from_jax_privacy(plan), 1e-5).upper
     event = coarse(dpa.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(plan.event(0.8)).get_epsilon(1e-5)

@@ -207,7 +207,7 @@ def test_events_of_later_versions(later, event, mechanism):
 
 
 def test_events_have_no_groups(later):
-    """Of random allocation the group was left out: the event promised the epsilon of one record."""
+    """The old event of a random allocation left out the group, so it promised the epsilon of one record."""
     base, given = ja.Gaussian(2.0), {"group": 3}
     draws = [ja.RandomAllocation(base, 10, **given), ja.PoissonSampled(base, 0.1, **given)]
     draws += [ja.SampledWithoutReplacement(base, 0.1, dataset_size=100, **given)]

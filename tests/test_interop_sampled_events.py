@@ -149,7 +149,7 @@ def test_batch_rules_with_a_class_of_their_own_are_named():
 
 
 def test_no_advice_leaks_less():
-    """What is advised in place of what is refused has an epsilon no smaller than what bounds the truth from below."""
+    """The advised run has at least the epsilon (or delta) of a run that leaks no more than the refused one."""
     group = refusal(ja.dp_sgd, 1.0, 0.1, 5, sampling="truncated_poisson", dataset_size=100, cap=30, group=2)
     assert "ja.dp_sgd(noise_multiplier / (2 * group), 1.0, steps), which leaks no less" in group
     advised = ja.epsilon(ja.dp_sgd(1.0 / 4.0, 1.0, 5), 1e-5).upper

@@ -92,7 +92,7 @@ def test_resuming_takes_the_block_from_the_journal(stopped, whole, monkeypatch):
     with monkeypatch.context() as patch:
         stop_after(patch, 0)
         with pytest.raises(SweepInterrupted):
-            sweep(GRID, out=out, resume=True, shard="1/2")  # another slice has a part, which knows the block
+            sweep(GRID, out=out, resume=True, shard="1/2")  # slice 2/2 has a part, which records its block
     assert peek(journal(out.with_name(f"{out.name}.1-of-2"))).block == 2
 
 

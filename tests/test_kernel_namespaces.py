@@ -17,7 +17,7 @@ POINTS, COUNT = 64, 32
 
 
 def laws(gaussians: int, others: int) -> law.LossLaw:
-    """Random configurations: so many sampled Gaussians, and so many Laplace parts and finite ones each."""
+    """Random laws of `gaussians` sampled Gaussians, `others` Laplace parts and `others` finite parts each."""
     rng = np.random.default_rng(gaussians + 10 * others)
     alone = 0.3 if gaussians == 0 else 0.0
     return law.LossLaw(
@@ -158,7 +158,7 @@ def test_the_best_eps_of_a_rate_is_the_same_in_both_namespaces_and_balances_the_
     kernel = partial(calibration.solve_rate, **static, steps=4)
     if compiled:
         other = on_jax(kernel, *arguments, tolerance)
-        for one, two in zip(found[:2], other[:2], strict=True):  # the nodes needed are rounded up to one of a few
+        for one, two in zip(found[:2], other[:2], strict=True):  # not `need`: it is rounded up to one of a few
             np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
     else:
         assert shapes_on_jax(kernel, *arguments, tolerance) == [(x.shape, x.dtype) for x in found]

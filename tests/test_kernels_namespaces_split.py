@@ -71,7 +71,7 @@ def test_the_bits_do_not_depend_on_the_batch(case):
     pieces = [on_numpy(kernel, jax.tree.map(lambda x, i=i: x[i : i + 2], arguments)) for i in starts]
     for all_at_once, parts in zip(whole, zip(*pieces, strict=True), strict=True):
         np.testing.assert_array_equal(np.concatenate(parts), all_at_once)
-    # and none of a batch at all
+    # nor on whether there is a batch axis
     for all_at_once, alone in zip(whole, on_numpy(kernel, jax.tree.map(lambda x: x[1], arguments)), strict=True):
         np.testing.assert_array_equal(alone, all_at_once[1])
 

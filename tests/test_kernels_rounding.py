@@ -98,7 +98,7 @@ def test_a_chernoff_bound_is_never_below_the_least_that_it_can_be():
     assert not np.isnan(bound).any() and np.isfinite(bound).sum() > 100
     least = -np.log1p(c) - c * np.log1p(1.0 / c)
     assert np.all(bound >= least - 1e-12 * np.abs(least))
-    # and log M(c) >= (c + 1) (log q + c/(2 sigma^2)) to remove
+    # in the direction remove, log M(c) >= (c + 1) (log q + c/(2 sigma^2)), too
     grown = (c + 1.0) * (np.log(q) + c / (2.0 * sigma**2)) + least
     removing = sign > 0
     assert np.all(bound[removing] >= (grown - 1e-12 * np.abs(grown) - 1e-12)[removing])

@@ -94,7 +94,7 @@ def step(kind: str, size: float, q: float):
 
 def law(kind: str, size: float, q: float, direction: str) -> tuple[np.ndarray, np.ndarray]:
     """Losses and P-masses of one step by piecewise Gauss-Legendre (the Laplace atoms included)."""
-    pieces = 160  # what is integrated has kinks: with 8 of 300 points the sum is off by 2e-7
+    pieces = 160  # the integrand has kinks: 8 pieces of 300 points each would be off by 2e-7
     x, w = np.polynomial.legendre.leggauss(40)
     edge = 1.0 / size
     edges = np.linspace(-11.0, 11.0 + edge, pieces + 1) if kind == "g" else np.linspace(-edge, edge, pieces + 1)
@@ -237,7 +237,7 @@ def payoff(masses: np.ndarray, losses: np.ndarray, at: np.ndarray) -> np.ndarray
 @pytest.mark.parametrize("h, size", [(0.05, 1.0), (2.0, 1.0), (900.0, 1.0), (0.05, 1e-290), (0.05, 1e-170)])
 @pytest.mark.parametrize("seed", range(4))
 def test_rough_laws_stay_between_their_lattice_laws(seed, h, size, turned, backend):
-    """Masses of 1e-290 and steps of the loss of 900, whose products and ratios no float64 holds, among them."""
+    """Some cases have masses of 1e-290 or lattice steps of 900: products of masses, or e^900, leave float64's range."""
     rng = np.random.default_rng(seed)
     nodes, last = 64, 40
     where = np.sort(rng.uniform(0.0, last * h, rng.integers(2, 300)))
@@ -282,7 +282,7 @@ def test_a_debt_at_the_top_lowers_the_payoff_to_zero_there():
 @pytest.mark.parametrize("sigma, q, h", [(2.0, 0.02, 1e-3), (0.3, 1e-4, 1e-2), (50.0, 0.5, 1e-3)])
 @pytest.mark.parametrize("remove", [True, False])
 def test_gaussian_cells_keep_both_masses(sigma, q, h, remove, backend):
-    """The mass under the law that is N(0, 1), whichever of P and Q that is, and the other's from it."""
+    """Cells keep the mass under N(0, 1), which is Q for remove and P for add, and the mass under the mixture."""
     run, node = runner(), math.log1p(-q) + h * np.arange(4096)
     u = run(gaussian_nodes, sigma, q, 0.0, h, nodes=4096)
     cells = run(gaussian_cells, u, 4000, 1.0 / sigma, node * remove, q * remove, True)
@@ -297,7 +297,7 @@ def test_gaussian_cells_keep_both_masses(sigma, q, h, remove, backend):
 
 @pytest.mark.parametrize("sigma", [0.02, 1e-3, 1e-6, 1e-12])
 def test_no_hit_is_lost_however_large_its_loss(sigma, backend):
-    """P-masses of remove: a mass relative to Q would be e^-1250 and less (it was 0, and multiplied back)."""
+    """A hit's loss is about 1250 or more. The old code got its P-mass from its Q-mass, e^-1250 or less, which was 0."""
     q, n = 0.3, 4096
     law = lattice.laws_of(components(dp_sgd(sigma, q, 5), RELATION, "remove"), 0)[0]
     top = 0.5 / sigma**2 + 40.0 / sigma
@@ -361,7 +361,7 @@ MANY = [
 
 @pytest.mark.parametrize(("mechanism", "eps"), MANY, ids=["Laplace", "finite", "sampled"])
 def test_many_eps_share_compositions(mechanism, eps, monkeypatch):
-    """As narrow as each by itself, the same truth, in the order asked for, from far fewer compositions."""
+    """Brackets of many eps meet rtol, overlap those of each eps alone, keep their order, and need few compositions."""
     made, compose_for = [], lattice._composed_for
     monkeypatch.setattr(lattice, "_composed_for", lambda *all_: made.append(1) or compose_for(*all_))
     for direction in ("remove", "add"):
@@ -378,7 +378,7 @@ def test_many_eps_share_compositions(mechanism, eps, monkeypatch):
 
 
 def test_wide_brackets_share_compositions_on_both_sides(monkeypatch):
-    """Where rtol cannot be had, no eps gets a composition of its own for it."""
+    """Where rtol cannot be reached, no eps gets a composition of its own."""
     made, compose_for = [], lattice._composed_for
     monkeypatch.setattr(lattice, "_composed_for", lambda *all_: made.append(1) or compose_for(*all_))
     eps = np.linspace(0.5, 1.5, 24)
@@ -472,9 +472,10 @@ def test_lengths_beyond_the_quick_ones_are_for_what_is_asked():
     def following(length, width, wanted=(1e-5, 1e-4)):
         return lattice._next_length(lattice.Case(laws, laws, *wanted, 2**30, None), [(length, width)])
 
-    assert following(2**15, 2e-4) == following(2**15, 6e-3) == 2**18  # for a tenth of what was asked, and for that
+    assert following(2**15, 2e-4) == following(2**15, 6e-3) == 2**18  # 2^18 nodes reach rtol, or `enough`
     assert following(2**15, 9e-3) == 2**19 and following(2**18, 9e-5) == 0
-    assert following(2**18, 0.05) == 0 and following(2**18, 0.05, (1e-3, 1e-2)) == 2**20  # given up; not where it helps
+    # no lattice that fits into the memory narrows 5 % to 2e-4, but 2^20 nodes narrow it to 1e-2
+    assert following(2**18, 0.05) == 0 and following(2**18, 0.05, (1e-3, 1e-2)) == 2**20
     assert following(2**18, 1e-3, (1e-10, 1e-9)) == 2**21  # as narrow as the memory allows
 
 
@@ -491,7 +492,7 @@ def test_narrow_panels_need_fewer_points(monkeypatch):
 def test_a_trade_off_function_of_nearly_an_atom_is_narrow():
     found = ja.profile(ja.dp_sgd(0.1, 0.01, 100)).tradeoff(0.1)
     assert found.upper - found.lower < 1e-6 and found.ok
-    assert abs(found.estimate - (0.9 - (1 - 0.99**100))) < 1e-4  # its hits are told but for Phi(-5)
+    assert abs(found.estimate - (0.9 - (1 - 0.99**100))) < 1e-4  # a hit goes unnoticed with probability Phi(-5)
 
 
 @pytest.mark.parametrize(
@@ -515,7 +516,7 @@ def test_lattices_that_cannot_help_are_not_made(run, delta, longest, monkeypatch
 @pytest.mark.parametrize("upper", [True, False])
 @pytest.mark.parametrize("guess", [1e-3, 40.0, 1e4])
 def test_crossings_of_staircases_are_found_in_few_evaluations(upper, edge, guess, monkeypatch):
-    """Delta of nearly an atom is flat but for steep falls, where Newton's method leaps beyond the last fall."""
+    """If nearly all mass lies at few losses, delta falls in steep steps, and Newton's method leaps beyond the last."""
     asked = []
 
     def evaluate(side, eps):

@@ -71,13 +71,13 @@ def test_replaced_groups_are_removed_and_added():
     first = ja.epsilon(run, share, relation="remove_one").upper
     second = ja.epsilon(run, share * np.exp(-first), relation="add_one").upper
     assert found.kind == "bound" and found.upper <= first + second < 8.0
-    # two records that are removed are no more than two that are replaced
+    # removing two records costs no more than replacing them
     assert found.upper >= ja.epsilon(run, 1e-5, relation="remove_one").lower
     assert ja.delta(run, found.upper, relation="replace_one", rtol=1e-2).upper <= 2e-5
 
 
 def test_replaced_groups_row_by_row():
-    run = ja.PoissonSampled(ja.Gaussian([1.0, 30.0]), [0.1, 1.0], group=2)  # of the second the pair is the better one
+    run = ja.PoissonSampled(ja.Gaussian([1.0, 30.0]), [0.1, 1.0], group=2)  # in row 2 the exact pair is better
     found = ja.epsilon(run, 1e-5, relation="replace_one")
     assert found.upper[0] < 4.0 and found.upper[1] == pytest.approx(ja.epsilon(ja.Gaussian(7.5), 1e-5).upper, rel=1e-3)
 
@@ -124,7 +124,7 @@ def test_noisy_maxima_take_the_smaller_bound():
 
 
 def chances_of_the_largest(scores, cdf, density, top):
-    """The law of the place of the largest noisy score, by quadrature of the density from the scores on."""
+    """Each candidate's probability of having the largest noisy score, by quadrature."""
     x = np.linspace(scores.min() - top, scores.max() + top, 20_001)[:, None]
     below = cdf(x - scores)
     others = np.stack([np.prod(np.delete(below, i, axis=1), axis=1) for i in range(scores.size)], 1)

@@ -174,9 +174,9 @@ def check_step(platform, monkeypatch, **case):
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_a_private_step_lowers_and_the_host_seldom_waits(platform, monkeypatch):
-    """On a GPU the host waits for what decides a branch, or whether a loop goes on, unless its length is known.
+    """On a GPU the host waits for the condition of every branch, and of every loop whose length is not known.
 
-    For each micro-batch that is the loop over micro-batches, and two branches: gradients, and their weights.
+    Each micro-batch has one such loop, that over micro-batches, and two branches: gradients, and their weights.
     """
     text = check_step(platform, monkeypatch, **POISSON)
     if platform == "tpu":

@@ -61,7 +61,7 @@ def test_a_point_of_a_gaussian_profile(low, high, width):
 
 
 def test_the_pair_of_a_gaussian_of_little_noise():
-    """The pair's profile at its own points, which it attains, for a noise whose reciprocal is rounded."""
+    """The pair's profile is no lower than the Gaussian's even at its own losses, although 1/sigma is rounded."""
     rng = np.random.default_rng(3)
     for sigma in (3.3e-5, 0.0007, 0.3, 1.7, 30.0):
         pair = gaussian_pair(1.0 / sigma, 1.0)
@@ -107,7 +107,7 @@ def test_points_of_smooth_sensitivity():
 
 
 def test_epsilon_is_infinite_where_delta_is_below_the_mass_at_infinity():
-    """Masses as exact fractions of the floats that were given; of replaced records rounding decides nothing."""
+    """The mass at infinity is an exact fraction of the given floats, which replace_one does not lower."""
     rng = np.random.default_rng(6)
     for _ in range(5):
         given = [(uniform_exponent(rng, -12, -0.3), int(rng.integers(1, 6))) for _ in range(rng.integers(1, 4))]

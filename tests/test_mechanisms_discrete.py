@@ -273,7 +273,7 @@ def test_replace_one_doubles_the_sensitivity():
 
 @pytest.mark.parametrize(("scale", "rate"), [(0.5, 0.3), (3.0, 0.01), (1.0, 1.0)])
 def test_sampled_laplace_against_quadrature(scale, rate):
-    """One step, the density that gains integrated up to the point where it starts or stops to gain."""
+    """One step: the gain, max(p - e^eps q, 0), is integrated on both sides of the point where it becomes 0."""
     step = ja.PoissonSampled(ja.Laplace(scale), rate)
     with mpmath.workdps(30):
         b, r = mpmath.mpf(scale), mpmath.mpf(rate)

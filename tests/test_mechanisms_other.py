@@ -98,7 +98,7 @@ def test_replace_one_without_replacement_is_piecewise(p, q, ratio):
 
 
 def test_replace_one_without_replacement_dominates_an_enumerated_run():
-    """Three records of two, one replaced: a sample of one record through randomised response, run twice."""
+    """Each of two rounds draws one of three binary records for randomised response; one of the three is replaced."""
     p, q = np.array([0.8, 0.2]), np.array([0.2, 0.8])
     others = [np.array([0.8, 0.2]), np.array([0.2, 0.8])]
     first, second = ((x + sum(others)) / 3 for x in (p, q))
