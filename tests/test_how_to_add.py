@@ -80,7 +80,7 @@ def _somewhere(path):
 
 
 def reduced(graph):
-    """The arrows, of a graph without circles, for which there is no longer path between the same two nodes."""
+    """The arrows of a graph without circles, less each arrow that a path of two or more arrows replaces."""
     reached = {}
     for node, targets in graph.items():
         reached[node] = targets.union(*(reached[target] for target in targets))
