@@ -197,7 +197,7 @@ def test_empty_batches_and_gradients():
 
 
 def test_nested_rates_near_one_must_have_an_exact_product():
-    """1 - (1 - 2^-52)^2 is not a float64's distance from 1, and rounded it is another loss for a record left out."""
+    """(1 - 2^-52)^2 is no float64. Rounding it would change the chance, and so the loss, of leaving the record out."""
     gaussian = ja.Gaussian(1.0)
     exact = ja.PoissonSampled(ja.PoissonSampled(gaussian, 1 - 2.0**-20), [1 - 2.0**-20, 1.0])
     assert ja.epsilon(exact, 1e-5).upper.shape == (2,)

@@ -99,14 +99,14 @@ def test_a_fine_profile_composes_almost_like_the_mechanism():
 
 
 def test_points_prove_no_lower_end():
-    """Between few points the profile lies far above that of the Gaussian through them."""
+    """The five points are on the Gaussian's profile. Between them, the profile that they prove lies far above it."""
     known = ja.profile_from_cdfs(norm(0.5, 1.0).cdf, norm(-0.5, 1.0).cdf, np.linspace(0.0, 8.0, 5))
     found, truth = ja.epsilon(known, 1e-5), ja.epsilon(ja.Gaussian(1.0), 1e-5)
     assert found.kind == "bound" and found.lower <= truth.upper < found.upper
 
 
 def test_many_points_above_a_low_last_one_take_no_long_time():
-    """None before the low last point is on the hull; 100,000 passes over the points would take minutes."""
+    """If the last point is low, each pass over the points drops only one of them: all passes would take minutes."""
     epsilon = np.linspace(0.0, 20.0, 100_000)
     delta = np.append(0.5 * np.exp(-0.7 * epsilon[:-1]), 0.0)
     before = time.process_time()
@@ -221,7 +221,7 @@ def test_gaussian_noisy_max_is_the_theorem(monotone, relation, moves):
     expected = 20 * ja.delta(ja.Gaussian(6.0 / moves), eps).upper
     bounds = ja.delta(ja.GaussianNoisyMax(6.0, 20, monotone), eps, relation=relation)
     assert bounds.kind[0] == "bound" and np.all(np.diff(bounds.upper) < 0) and bounds.upper[0] < 1.0
-    tail = (expected < 0.02) & (expected > 1e-60)  # before, convexity lowers the bound
+    tail = (expected < 0.02) & (expected > 1e-60)  # where `expected` is larger, convexity lowers the bound
     assert tail.sum() >= 2
     assert np.all(bounds.upper[tail] >= expected[tail] * (1 - 1e-12))
     np.testing.assert_allclose(bounds.upper[tail], expected[tail], rtol=2e-3)

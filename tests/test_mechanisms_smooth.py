@@ -51,7 +51,7 @@ def test_the_largest_of_all_pairs_of_neighbours(sigma, b):
 @given(st.floats(-1.5, 1.0), st.floats(-4.0, 0.3), st.floats(-1.0, 1.0), st.floats(-4.0, 6.0))
 @settings(max_examples=60, deadline=None)
 def test_falling_then_rising_in_the_ratio(log_m, log_b, share, at):
-    """The profile formulas at the three ends stay above any ratio between them, at the losses that matter."""
+    """The largest bound at the ratios e^-b, 1 and e^b holds at each ratio between, for eps near the mean loss m^2/2."""
     m, b = 10.0**log_m, 10.0**log_b
     epsilon = max(0.5 * m * m + at * m, 0.0)
     ends = [additive_noise._wider(m, s, np.array([epsilon]))[0] for s in (0.0, b)]

@@ -26,7 +26,7 @@ def test_readme_holds_the_table(monkeypatch):
     monkeypatch.setattr(sampled_releases, "_ask", some)
 
     def few_losses(base, relation):
-        mechanisms.components(base, relation, "remove")  # is refused where the losses would be
+        mechanisms.components(base, relation, "remove")  # raises the refusal that the true `_losses` would raise
         return np.linspace(0.0, 9.0, 20)
 
     monkeypatch.setattr(sampled_releases, "_losses", few_losses)

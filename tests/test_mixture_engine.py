@@ -73,7 +73,7 @@ def test_one_step_agrees_with_quadrature(relation):
     ("sigma", "q", "steps", "delta"), [(1.0, 0.01, 1000, 1e-5), (0.7, 0.2, 3, 1e-3), (5.0, 0.1, 10**6, 1e-9)]
 )
 def test_two_shifts_are_the_sampled_gaussian(relation, sigma, q, steps, delta):
-    """The certificate of the other contour shares nothing with this one."""
+    """Another contour answers `dp_sgd`. Its certificate shares nothing with that of the mixtures' contour."""
     mixture = ja.repeat(ja.MixtureOfGaussians(sigma, [0.0, 1.0], [1.0 - q, q]), steps)
     one, two = (ja.epsilon(m, delta, relation=relation) for m in (mixture, ja.dp_sgd(sigma, q, steps)))
     assert one.engine == "mixture_contour" and one.relative_width < 1e-6
@@ -122,7 +122,7 @@ def test_epsilon_and_delta_are_inverse(sigma, q, steps, group, log_delta):
     pytest.param(1.0, 1e-12, 10**12, marks=pytest.mark.slow),  # the lattice compiles
 ])  # fmt: skip
 def test_extremes_hold_or_say_so(sigma, q, steps):
-    """Never NaN; the bracket of a group holds that of one record, which the other engines answer."""
+    """No end is NaN. A group's upper end is at least the lower end of one record, which other engines answer."""
     run, one = ja.dp_sgd(sigma, q, steps, group=3), ja.dp_sgd(sigma, q, steps)
     for ask, value in ((ja.epsilon, 1e-6), (ja.delta, 1.0)):
         found, least = ask(run, value), ask(one, value)
@@ -146,7 +146,7 @@ def test_batches_answer_row_by_row():
 @pytest.mark.parametrize("sigma", [1e-200, 1e-100])
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "zero_out", "replace_one"])
 def test_noise_too_small_for_float64_is_no_privacy(sigma, relation):
-    """No point of the pair is left, and the chances of both parts of a step, rounded up, exceed 1 together."""
+    """The pair keeps no finite loss. The chances of a step's two parts, each rounded up, have a sum above 1."""
     step = ja.TruncatedPoissonSampled(ja.Gaussian(sigma), 0.1, 100, 12)
     assert ja.epsilon(step, 1e-5, relation=relation).upper > 1e100
     assert ja.delta(step, 1.0, relation=relation).upper == 1.0
@@ -165,7 +165,7 @@ def test_equal_shifts_are_one_contribution():
 
 
 def test_many_gaussians_are_rounded_once():
-    """2000 hypotenuses in a row are off by 22 units, more than is counted of a shift."""
+    """Merging 2000 Gaussians one by one would put the shift off by 22 roundoffs, more than the engine allows for."""
     noise, count = 1.0254237288135593, 2000
     run = ja.compose(ja.MixtureOfGaussians(1e9, [0.0, 1.0], [0.5, 0.5]), *[ja.Gaussian(noise)] * count)
     ((_, mixture), (_, (branch,))) = rows_of_branches(run, "remove_one")[0]
@@ -194,7 +194,7 @@ def test_losses_too_small_for_their_grid_leave_a_profile():
 
 @pytest.mark.parametrize("direction", ["remove", "add"])
 def test_masses_that_underflow_make_no_losses(direction):
-    """SciPy's ndtr is 0 below -37.68; u beyond the last edge of the cells, 38.24, is within .03 of it on average."""
+    """SciPy's ndtr is 0 below -37.68. In the last cell, u > 38.24, the mean of u exceeds 38.24 by less than .03."""
     shift = 1.2390848230492350
     loss = cells_below(np.array([shift]), np.ones(1), direction).loss
     assert 40.0 < loss.max() < shift * 38.3 - 0.5 * shift**2

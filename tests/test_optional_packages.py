@@ -22,7 +22,7 @@ ROOT = pathlib.Path(ja.__file__).parent
 SOURCES = {path: path.read_text() for path in ROOT.rglob("*.py")}
 PROJECT = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]
 OF_NOTEBOOKS = "IPython"
-"""Imported only where a notebook of it runs."""
+"""This package is imported only in a notebook, which IPython itself runs. So no extra brings it."""
 
 
 def imported(source):

@@ -98,7 +98,7 @@ def test_a_damaged_program_is_ignored_and_written_anew(folder, compilations, dam
     }
     path.write_bytes(content[damage])
     assert answer() == [0.0, 1.5, 3.0]
-    # a program holds its number in the process, and so is a few bytes shorter or longer each time
+    # the file holds the program's serial number in its process, so the length differs by a few bytes each time
     assert len(compilations) == 2 and abs(len(path.read_bytes()) - len(sound)) < 64 < len(sound)
     assert path.read_bytes() != content[damage]
     assert answer() == [0.0, 1.5, 3.0] and len(compilations) == 2
@@ -114,7 +114,7 @@ def test_a_program_that_loads_but_does_not_run_is_compiled_anew(folder, compilat
 
 @pytest.mark.parametrize("works", [True, False])
 def test_what_came_from_the_cache_of_jax_is_kept_only_if_it_works(folder, tmp_path, monkeypatch, works):
-    """XLA serialises a program that was itself loaded without its functions, and says so only when it runs."""
+    """XLA omits the functions when it serialises a program that it had loaded. Only running the result shows that."""
     inner = programs._works
     monkeypatch.setattr(programs, "_works", lambda *given: works and inner(*given))
     before = jax.config.jax_compilation_cache_dir
@@ -279,7 +279,7 @@ def test_what_a_process_left_unfinished_is_removed_in_time(folder):
 
 
 def test_two_processes_at_once(folder):
-    """Another one and this one, which begin when the other is ready."""
+    """This process begins when the other one says that it is ready: both then want the same program."""
     code = (
         "import numpy as np\nimport jaxacct.engines.backend as backend\nimport jaxacct as ja\n"
         "def third(x, scale):\n    return (x * scale / 3,)\n"
@@ -393,7 +393,7 @@ def test_warm_reaches_every_rung_with_every_kernel(monkeypatch):
         question()
     rungs, solved = len(contour.LADDER), len(dp_sgd_search.PLAIN)
     lasting = sum(rung.split and rung.chunk > 1 for rung in contour.LADDER)
-    # epsilon and delta; starts of calibrations; the split contour's, and the certificates that go on from these
+    # epsilon and delta; starts of calibrations; their starts on the split contour, and certificates made from those
     assert len(asked) == 2 * rungs + solved + 2 * lasting
 
 

@@ -15,7 +15,7 @@ from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import components, random_allocation
 from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_above, pair_below
 
-# (sigma, t, rounds, delta, lower, upper): pairs of float64 contours, composed apart; moved outward by 1e-9
+# (sigma, t, rounds, delta, lower, upper): other code composed pairs made by float64 contours; ends 1e-9 outward
 TABLE = [
     (2.0, 100, 2, 1e-5, 0.251893167, 0.251953147),
     (2.0, 100, 100, 1e-5, 2.14051742, 2.14103131),
@@ -30,7 +30,7 @@ SLOW = [
     (1.0, 1000, 2, 1e-6, 0.237886954, 0.238042397),
     (1.0, 1000, 10, 1e-6, 0.539968568, 0.540208812),
 ]
-# the same, where one large slot decides: what one pass with fewer losses had given
+# the same columns, where one large slot decides; the ends come from a single pass with fewer losses
 ONE_SLOT = [
     (0.586, 3644, 100, 1e-6, 3.69997675, 3.70374041),
     (0.68, 12_000, 100, 1e-10, 2.0578289, 2.06089639),
@@ -208,7 +208,7 @@ def test_kinds_and_what_takes_the_dominating_pair_alone():
     assert str(ja.profile(run).renyi(2.0).kind) == "bound"
 
 
-@pytest.mark.slow  # the test above has the kind of what takes the dominating pair alone
+@pytest.mark.slow  # the test above checks the kind of other uses of the dominating pair alone
 def test_a_selection_of_rounds_is_a_bound(coarse_pairs):
     run = allocation(2.0, 100, 10)
     chosen = ja.epsilon(selection.select(run, selection.Geometric(0.5)), 1e-5)
@@ -219,7 +219,7 @@ def test_pair_below_has_no_mass_at_infinity_and_the_one_above_a_little():
     run = allocation(2.0, 100, 10)
     above, below = (components(run, "add_or_remove_one", "remove", below=below) for below in (False, True))
     assert 0.0 < above.delta_infinity[0] < 1e-25 and below.delta_infinity[0] == 0.0
-    tiny = ja.epsilon(run, 1e-40)  # below the mass at infinity of the pair above: asked again with losses farther away
+    tiny = ja.epsilon(run, 1e-40)  # less than `above.delta_infinity`: asked again with losses farther away
     assert 0.0 < tiny.lower < tiny.upper < ja.epsilon(ja.Gaussian(2.0 / np.sqrt(10.0)), 1e-40).lower
     assert tiny.status == "width"
     none = ja.epsilon(run, 1e-305)
@@ -234,7 +234,7 @@ def test_readings_of_the_profile_hold_the_gaussian_shape():
     assert advantage.lower >= rate.lower - 0.01 and advantage.upper - advantage.lower < 1e-6  # delta at eps = 0 alone
 
 
-@pytest.mark.slow  # the test above reads the same profile, and tests of `gdp_mu` others
+@pytest.mark.slow  # the test above reads the same profile; other tests check `gdp_mu`
 def test_mu_of_a_round_is_near_that_of_a_gaussian():
     mu = ja.profile(allocation(2.0, 20)).gdp_mu(1e-2)
     # one round is near a Gaussian of mu^2 = (e^(1/4) - 1)/20 at a small loss
@@ -245,7 +245,7 @@ def test_groups():
     alone = ja.epsilon(allocation(2.0, 100, 10), 1e-5)
     two, three = (ja.epsilon(allocation(2.0, 100, 10, group=g), 1e-5) for g in (2, 3))
     assert two.kind == "bound" and two.lower == 0.0
-    # more than half the noise and all records in one bin would be; no less than two independent records at first order
+    # at first order two independent records cost twice one; sharing a bin at half the noise would cost more than `two`
     assert 1.9 * alone.lower < two.upper < three.upper
     assert ja.epsilon(allocation(2.0, 1, 10, group=2), 1e-5).upper == pytest.approx(
         ja.epsilon(ja.repeat(ja.Gaussian(1.0), 10), 1e-5).upper, rel=1e-12
@@ -254,13 +254,13 @@ def test_groups():
 
 @pytest.mark.parametrize(
     ("kind", "of"),
-    # the slow cases reveal the same slots: of k at once, and of g records
+    # the slow cases reveal the k slots of one record, or the slots of g records
     [(kind, of) if of == 1.0 else pytest.param(kind, of, marks=pytest.mark.slow) for kind, of in REVEALED],
     ids=["participations", "group", "alone"],
 )
 @pytest.mark.parametrize("sigma", [0.01, pytest.param(0.2, marks=pytest.mark.slow)])
 def test_no_round_costs_more_than_its_slots_revealed(sigma, kind, of):
-    """Of g records in one slot the Gaussian has a g-th of the noise; of k participations it is k Gaussians."""
+    """Revealed, g records in one slot are a Gaussian with a g-th of the noise, and k participations are k Gaussians."""
     found = ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), 5, **kind), 2), 1e-5)
     revealed = ja.epsilon(ja.repeat(ja.Gaussian(sigma / of), 2), 1e-5).upper
     assert found.upper <= 1.01 * revealed and found.status in ("ok", "width")
@@ -284,7 +284,7 @@ def test_the_same_bins_in_every_epoch():
         kept = ja.BallsInBins(ja.Gaussian(2.0), 20, 4)
     one = ja.epsilon(ja.RandomAllocation(ja.Gaussian(1.0), 20), 1e-5)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # it is told once
+        warnings.simplefilter("error")  # the warning comes only when the mechanism is made
         found = ja.epsilon(kept, 1e-5)
         twice = ja.epsilon(ja.repeat(kept, 2), 1e-5, rtol=1e-2)
     assert found.kind == "certified" and found.upper == pytest.approx(one.upper, rel=1e-7)
@@ -346,7 +346,7 @@ def test_refusals(make, words):
 
 
 def test_ends_that_contradict_each_other_claim_nothing(monkeypatch):
-    """A pair below of another, less private, mechanism stands for a defect."""
+    """To imitate a defect, the pair below is taken from another mechanism, which is less private."""
     run = allocation(2.0, 100, 10)
     worse = ja.RandomAllocation(ja.Gaussian(2.0), 90)
     monkeypatch.setattr(ja.RandomAllocation, "expand_below", lambda self, *asked: worse._parts(*asked, True))
@@ -368,7 +368,7 @@ def fails(*given):
     ],
 )
 def test_a_round_whose_pairs_fail_leaves_the_others(failing, sigma, is_finite, monkeypatch):
-    """What is left of the round is the Gaussian that tells the slot, above, or nothing."""
+    """The failed round's upper end is at most that of the Gaussian that reveals the slot, or it is infinite."""
     batch = allocation([sigma, 2.125], 20, 10)  # no other test keeps the pairs of the first
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="out of it"):
         ja.epsilon(allocation(2.125, 20, 10), 1e-5)
@@ -388,12 +388,12 @@ def test_rounds_where_one_slot_decides_are_asked_again_with_more_losses(sigma, s
     found = ja.epsilon(run, delta)
     assert found.status == "ok" and found.upper - found.lower <= 1e-3 * found.upper
     assert found.lower <= upper and lower <= found.upper
-    again = ja.epsilon(run, delta)  # both times from the first bracket on
+    again = ja.epsilon(run, delta)  # no call starts from the bracket of an earlier one
     assert (again.lower, again.upper) == (found.lower, found.upper)
 
 
 def test_a_first_lattice_that_says_nothing_is_no_reason_to_stop():
-    """Relative widths of nearly 1 at two lengths: one fell from 1 - 2e-5 to .93, and the next is .002."""
+    """The first two lattices gave relative widths of nearly 1, such as 1 - 2e-5 and .93. The next one gives .002."""
     rounds = ja.repeat(ja.RandomAllocation(ja.Gaussian(1.0), 100_000), 100)
     found = ja.delta(rounds, np.array([0.2, 0.27]))
     assert np.all(found.status == "ok") and np.all(found.upper - found.lower < 0.02 * found.upper)
@@ -420,7 +420,7 @@ def test_a_second_bracket_that_contradicts_the_first_leaves_neither(monkeypatch)
 
     def other(*asked):
         side = first(*asked)
-        if second:  # what is asked again is told to lie apart
+        if second:  # the second bracket is put above the first
             side.answer.lower[:] = 3.0 * side.answer.upper
             side.answer.upper[:] = 4.0 * side.answer.upper
         second.append(side)
@@ -434,7 +434,7 @@ def test_a_second_bracket_that_contradicts_the_first_leaves_neither(monkeypatch)
 
 @pytest.mark.parametrize("delta", [1e-30, 1e-100])
 def test_many_rounds_have_an_upper_end_at_tiny_deltas(delta):
-    """Below the delta at which a round's own losses end, the Gaussian whose slot is told goes on."""
+    """Beyond a round's own losses, at smaller deltas, the Gaussian that reveals the slot bounds the round."""
     rounds = ja.repeat(ja.RandomAllocation(ja.Gaussian(1.0), 100), np.array([10.0, 10.0]))
     found = ja.epsilon(rounds, np.array([1e-5, delta]))
     assert found.status.tolist() == ["ok", "width"] and np.all(found.lower <= found.upper)
@@ -445,7 +445,7 @@ def test_many_rounds_have_an_upper_end_at_tiny_deltas(delta):
 
 @pytest.mark.parametrize("sigma, slots, rounds", [(1.0, 2, 3), (3.0, 2, 20)])
 def test_far_losses_hold_against_the_usual_ones(monkeypatch, sigma, slots, rounds):
-    """Where both have an upper end, each contains what the other shows from below."""
+    """Both upper ends are finite, and neither is below the lower end of the other bracket."""
     mechanism = ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), slots), rounds)
     with random_allocation.with_losses("far"):
         for delta in (1e-25,):

@@ -21,7 +21,7 @@ def test_the_first_snippet_keeps_its_promises():
 
 @pytest.mark.parametrize("real", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_training_gives_the_model_that_its_checkpoint_holds(tmp_path, monkeypatch, request, real):
-    """With fewer epochs; of steps that are not real nothing is compiled."""
+    """The snippet runs with one epoch. If its steps are not real, nothing is compiled."""
     if not real:
         request.getfixturevalue("still_steps")
     monkeypatch.chdir(tmp_path)

@@ -78,9 +78,9 @@ PRIOR = stats.binom.pmf(MEMBERS, 2000, 0.5)
 
 @pytest.mark.parametrize("sigma", [20.0, 30.0, 200.0])
 def test_a_private_loss_hides_how_many_there_are(sigma):
-    """Every loss is 3 of 4: the centred sum is one for each member of the batch."""
+    """Every loss is 3 and the bound is 4, so each member of the batch adds 3 - 4/2 = 1 to the centred sum."""
     truth, losses, _ = batches(sigma)
-    released, inside = (losses - 2.0) * 1000.0, (losses > 0.0) & (losses < 4.0)  # at an end it tells less
+    released, inside = (losses - 2.0) * 1000.0, (losses > 0.0) & (losses < 4.0)  # a loss clipped to 0 or 4 tells less
     check_hidden(released[inside], truth[inside], MEMBERS, PRIOR, sigma)
     units = released[inside] * 256.0  # of 4/1024 each
     assert len(units) > 54 and np.max(np.abs(units - np.rint(units))) < 0.2
@@ -88,7 +88,7 @@ def test_a_private_loss_hides_how_many_there_are(sigma):
 
 @pytest.mark.parametrize("sigma", [20.0, 30.0, 200.0])
 def test_the_count_of_an_adaptive_clip_norm_is_hidden(sigma):
-    """No gradient is clipped, so that the sum of halves is half of how many there are."""
+    """No gradient is clipped, so that each member adds 1/2 and the sum is half the number of members."""
     truth, _, norms = batches(sigma)
     released = -np.diff(np.log(np.append(1.0, norms))) / 0.1 * 2000.0
     check_hidden(released, truth, MEMBERS, PRIOR, sigma)

@@ -436,7 +436,7 @@ def test_a_renyi_filter_has_risks_by_its_points(path):
     made = report(path)
     claim, readings = made.claims[0], made.readings[0]
     assert claim.kind == "bound" and claim.upper == float(ledger.epsilon(1e-5).upper) <= 2.0
-    # weaker than the filter's promise can never be stated, nor anything below what the step itself leaks
+    # the stated rate is at most what the filter promises, and at least what the noted step itself leaks
     for fpr in FALSE_POSITIVE_RATES:
         direct = math.exp(claim.upper) * fpr + 1e-5
         floor = float(ja.profile(ledger.spent()).true_positive_rate(fpr).lower)
@@ -488,7 +488,7 @@ def test_a_private_choice():
 @given(st.lists(st.tuples(st.floats(0, 20), st.floats(0, 1)), min_size=1, max_size=8))
 @settings(max_examples=40, deadline=None)
 def test_points_of_a_profile_are_never_below_what_they_say(points):
-    """The stand-in allows every (epsilon, delta) mechanism that all points allow: here the one of the weakest point."""
+    """Each point of the stand-in follows from a given point: delta is the same, and epsilon is no smaller."""
     stand_in = by_points(points)
     if stand_in is None:
         assert all(delta >= 1.0 for _, delta in points)
@@ -582,7 +582,7 @@ def test_the_ends_of_the_scale(run):
 @example(sys.float_info.max, 17)
 @settings(deadline=None)
 def test_rounding_goes_to_the_safe_side_of_the_very_number(value, digits):
-    """Against exact decimals; both texts are at most a unit of their last digit apart, or two of the float's."""
+    """Against exact decimals. The two texts differ by at most a unit of their last digit or two ulps of the value."""
     low, high = Decimal(down(value, digits)), Decimal(up(value, digits))
     assert low <= Decimal(value) <= high
     unit = Decimal(1).scaleb(Decimal(value).adjusted() - digits + 1) if value else Decimal(0)
@@ -692,7 +692,7 @@ def test_a_claim_in_one_direction_names_the_direction_that_holds():
         assert words in text and "in one direction only" in text
         parts = np.array([[n >> k & 1 for k in range(4)] for n in range(16)])
         assert np.all(parts @ more <= factor * (parts @ less) + 0.3 + 1e-12)
-        if relation == "add_one":  # the smaller epsilon: it is false the other way round
+        if relation == "add_one":  # the smaller epsilon does not hold for remove_one
             assert not np.all(parts @ less <= factor * (parts @ more) + 0.3)
 
 

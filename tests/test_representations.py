@@ -425,7 +425,7 @@ def test_true_positive_rates_are_as_narrow_as_asked_for():
 
 
 def test_orders_at_the_ends_of_float64():
-    """Rounding and overflow gave [0, 2e269] with status "ok", NaN, and no upper end."""
+    """Rounding and overflow gave NaN, no upper end, or the bracket [0, 2e269] with status "ok"."""
     order = np.array([5e-324, 1e-300, 1e-12, 1.0 + 1e-12, 1e6, 1e300])
     for mechanism in (ja.Gaussian(2.0), ja.dp_sgd(2.0, 0.1, 5), ja.Laplace(1.0)):
         found, rho = renyi_divergence(mechanism, order), zero_concentrated(mechanism)
@@ -472,7 +472,7 @@ def test_a_posterior_is_ok_only_where_its_own_bracket_is_narrow():
 
 
 def test_the_estimate_of_a_reading_of_a_bound_is_the_bound():
-    """It was the middle between the bound and a guess without the output."""
+    """The estimate was the middle between the bound and the value for a guess that ignores the output."""
     found = ja.profile(ja.ZCDP(0.1))
     f, rate = found.tradeoff([0.01, 0.3]), found.true_positive_rate([0.01, 0.3])
     assert np.all(f.kind == "bound") and np.array_equal(f.estimate, f.lower)

@@ -32,7 +32,7 @@ def exact_mu(sigma, q, floor):
                 power = (1 - q) * above + q * mpmath.ncdf(1 / mpmath.mpf(sigma) - edge)
                 if above >= floor and 1 - power >= floor:
                     most = max(most, quantile(power) - quantile(above))
-                below = mpmath.ncdf(edge)  # adding: the test that says "no record" below the threshold is reversed
+                below = mpmath.ncdf(edge)  # adding: the reversed test, which says "no record" below the threshold
                 spread = (1 - q) * below + q * mpmath.ncdf(edge - 1 / mpmath.mpf(sigma))
                 if spread >= floor and 1 - below >= floor:
                     most = max(most, quantile(below) - quantile(spread))
@@ -114,7 +114,7 @@ def test_what_the_kernel_gets_wrong_shows_nothing(monkeypatch, wrong):
         return [log, log, log, np.full(log.shape, True), np.full((size, 1, 2), 1.0)]
 
     monkeypatch.setattr(contour, "evaluate", lies)
-    if wrong == -1e-9:  # far above what noise shows even without sampling, where eps is large
+    if wrong == -1e-9:  # at a large eps, e^-1e-9 is far above delta even of the noise without sampling
         run = ja.dp_sgd(np.array([100.0]), 0.5, 10)
         parts, epsilon = components(run, "remove_one", "remove"), np.linspace(0.5, 5.0, 9)[None]
         ends = contour.delta_along(parts, epsilon[:, -1], epsilon, 0 * epsilon, 1e-4 + 0 * epsilon, epsilon > 0, 1e-6)

@@ -169,7 +169,7 @@ def test_mu_where_delta_at_zero_is_loose():
 
 def test_ends_of_mu_that_contradict_each_other_are_not_used():
     def deltas(epsilon, rows):
-        mu = 1.0 if len(epsilon) <= 3 else 0.5  # the place at the floor, and the tangents, of two mechanisms
+        mu = 1.0 if len(epsilon) <= 3 else 0.5  # one mechanism for the place at the floor, another one for the tangents
         exact = norm.sf(epsilon / mu - mu / 2) - np.exp(epsilon) * norm.sf(epsilon / mu + mu / 2)
         return ja.Bounds(exact * (1 - 1e-9), exact, exact * (1 + 1e-9), "certified", "ok")
 
@@ -218,7 +218,7 @@ def test_deltas_that_are_no_number_show_nothing():
 
 @pytest.mark.parametrize("narrow", (1e-2, 5e-5))
 def test_mu_holds_wherever_its_search_begins(narrow):
-    # Gaussians of mu = 1, whose mu is the same everywhere: no tangent has room
+    # a Gaussian has the same mu, here 1, at every rate: no tangent may be loose
     def deltas(epsilon, rows):
         exact = norm.sf(epsilon - 0.5) - np.exp(epsilon) * norm.sf(epsilon + 0.5)
         return ja.Bounds(exact * (1 - 1e-9), exact, exact * (1 + 1e-9), "certified", "ok")

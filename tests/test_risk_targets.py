@@ -34,7 +34,7 @@ def test_true_positive_rates_agree_with_the_reference():
     checked(found, TPR_001, NOISE, 1e-4)
     assert np.all(found.risk.lower >= 0.98 * TPR_001) and np.all(np.asarray(found.risk.kind) == "certified")
     assert np.all(found.epsilon.lower == found.epsilon.upper)
-    # the eps* by itself shows the target, whatever it is
+    # delta at eps* alone proves the target, whichever eps* was found
     delta = ja.delta(ja.dp_sgd(found.value, RATE, STEPS), found.epsilon.upper).upper
     assert np.all(delta + np.exp(found.epsilon.upper) * 0.001 <= TPR_001 * (1 + 1e-8))
 
@@ -156,7 +156,7 @@ def test_rates_at_the_ends_of_float64_say_nothing_on_the_way(target, fpr):
 
 
 def test_noise_for_a_rate_is_the_smallest_even_where_few_hits_are_expected():
-    # the profile's own reading, which searches its eps anew, shows more than the target a little below the noise
+    # with slightly less noise the profile's own reading, which searches its eps anew, exceeds the target
     q, t, goal = 1.65e-4, 66931, 0.0566
     found = noise(target_tpr=goal, at_fpr=0.01, sampling_probability=q, steps=t)
     assert found.ok and found.best and found.risk.upper <= goal

@@ -22,7 +22,7 @@ from jaxacct.training import Plan
 
 DELTA = 1e-5
 NOT_IN_PLANS = {"group", "bands"}
-"""The unit of a plan says whose the records are, and its noise has the bands."""
+"""A plan has `unit="user"` for groups. Its bands are those of its noise strategy."""
 SOLVED = {
     ja.calibrate_noise_multiplier: {"noise_multiplier"},
     ja.calibrate_sampling_probability: set(RATES),
@@ -138,7 +138,7 @@ def test_calibrated_noise_meets_the_target_in_the_run(sampling):
 
 
 def test_noise_under_replace_one():
-    """It was refused, with relations as the remedy that leak less."""
+    """The relation was refused, and the error advised other relations, under which a run leaks less."""
     run = {"sampling_probability": 0.3, "steps": 1}
     found = ja.calibrate_noise_multiplier(1.0, DELTA, **run, relation="replace_one")
     spent = ja.epsilon(ja.dp_sgd(found.value, **run), DELTA, relation="replace_one")
@@ -169,7 +169,7 @@ def test_epochs_and_batch_sizes_are_rounded_to_whole_steps_and_slots():
     assert ja.dp_sgd(1.0, 0.1, epochs=3).steps == 30
     shuffled = ja.dp_sgd(1.0, batch_size=300, dataset_size=1000, epochs=2.5, sampling="shuffled")
     assert shuffled.mechanism.batches == 4 and shuffled.steps == 3
-    # of 12 steps a loader that drops the last batch makes 4 epochs, one that keeps it 3
+    # 12 steps are 4 epochs if the loader drops the last batch of an epoch, and 3 epochs if it keeps this batch
     for keep in (False, True):
         size = 4 if keep else 3
         counted = ja.dp_sgd(1.0, batch_size=300, dataset_size=1000, steps=12, sampling="shuffled").steps
@@ -279,7 +279,7 @@ IN_BINS = ja.MatrixMechanism(strategies.Identity(4), 4.0, strategies.BallsInBins
 
 @pytest.mark.parametrize("mechanism", [*EXAMPLES, IN_BINS])
 def test_what_a_mechanism_shows_can_be_typed(mechanism):
-    """`ja.BallsInBins(mechanism=...)` was taken for the way to participate of the same name."""
+    """`ja.BallsInBins(mechanism=...)` was taken for `strategies.BallsInBins`, which says how records participate."""
     assert mechanism_of(mechanism.expression()) == mechanism
 
 

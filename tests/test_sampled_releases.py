@@ -62,7 +62,7 @@ def test_the_case_that_was_refused():
     assert found.ok and found.kind == "certified" and found.upper == pytest.approx(0.4940107, rel=1e-6)
     assert ja.delta(both, 0.3).upper == pytest.approx(0.01229330, rel=1e-6)
     apart = ja.repeat(ja.PoissonSampled(ja.Laplace(1.0), 0.1), 2)
-    assert ja.epsilon(apart, 1e-6).upper < 0.32  # what was advised leaks less
+    assert ja.epsilon(apart, 1e-6).upper < 0.32  # a sample for each release, as the refusal advised, leaks less
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 0.95])
@@ -254,7 +254,7 @@ def test_without_replacement_by_enumeration(few_points):
 
 
 def test_without_replacement_of_two_orders():
-    """A base whose two laws are not alike: the larger of both orders is sampled."""
+    """The base's two laws are not alike. Delta is the larger of the deltas for both orders of the laws."""
     base, ratio = ja.repeat(ja.FiniteOutput([0.9, 0.1], [0.6, 0.4]), 2), 0.3
     p, q = product([0.9, 0.1], [0.9, 0.1]), product([0.6, 0.4], [0.6, 0.4])
     one, two = sampled(p, q, ratio), sampled(q, p, ratio)

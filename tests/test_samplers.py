@@ -133,7 +133,7 @@ def test_bad_integer_noise_is_refused():
 
 UTILITIES = np.array([3.0, 2.5, 0.0, 3.0, -1.0])
 DRAWS = (10_000,)
-"""In most tests: each further shape is compiled."""
+"""Most tests draw this shape, since each further shape is compiled."""
 SHIFTS = {False: (-1.0, 0.0, 1.0), True: (0.0, 1.0)}
 
 

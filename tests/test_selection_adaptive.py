@@ -63,7 +63,7 @@ def test_below_eps_0_what_is_released_without_a_run_counts(monkeypatch):
 
 
 def test_the_counterexample_is_covered_and_i_i_d_is_not():
-    """A list in a fixed order, K in {1, 2}: (2, H) beats (1, H), so it is released only when K = 2 and both are H."""
+    """The list has a fixed order, K is 1 or 2. (2, H) beats only (1, H): to release it needs K = 2 and two H."""
     run, law = ja.RandomizedResponse(0.75), selection.Categorical([0.0, 0.5, 0.5])
     eps = np.log([2.0, 3.0, 4.0, 5.0, 8.0])
     found = ja.delta(adaptive(run, law), eps)
@@ -205,7 +205,7 @@ def test_it_composes_from_above_and_exactly_where_k_is_fixed():
     p = poisson.pmf(np.arange(60), 4.0)
     both = ja.epsilon(ja.compose(adaptive(BASE, selection.Poisson(4.0)), BASE), 1e-5)
     assert both.kind == "bound"
-    # with a Gaussian more, every term is that of one run more
+    # one more Gaussian turns the term of k runs into that of k + 1 runs
     truth = lambda eps: math.fsum(share * gaussian_delta(MU * math.sqrt(k + 1), eps) for k, share in enumerate(p))
     assert truth(both.upper) <= 1e-5 and truth(0.97 * both.upper) > 1e-5
 

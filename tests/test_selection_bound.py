@@ -43,7 +43,7 @@ CASES = [
 
 @pytest.mark.parametrize(("run", "law", "eps", "effort"), CASES, ids=["infinite mass", "large K", "fixed K"])
 def test_upper_bounds_are_convex_and_above_plain_sums(run, law, eps, effort):
-    """At many E from the lines for one, wherever its groups are said to be served."""
+    """The lines for one E give the bounds at many E. `served` may place the windows of the groups anywhere."""
     above, below = bases(run)[0].curves["remove"]
     at = np.exp(np.linspace(0.05, 2.0 * eps, 41))
     sums = leak(below.q, below.p, law.generating, at)
@@ -59,7 +59,7 @@ def test_upper_bounds_are_convex_and_above_plain_sums(run, law, eps, effort):
 
 
 def leak(q, p, phi, ratios, rows=500, columns=1000):
-    """A lower bound of the worst leak on a polygon: gains at least, costs at most, of rows served at its knots."""
+    """Bound the worst leak on a polygon from below. Rows are served at knots; gains are rounded down, and costs up."""
     first = lambda x: np.asarray(phi(np.clip(1.0 - x, 0.0, 1.0))[1])
     last = int(np.sum(np.diff(p) > np.diff(q)))
     row = np.unique(np.linspace(0, last, rows + 1).astype(int))
@@ -95,7 +95,7 @@ ASKEW = np.array([[0.1, 0.3, 0.6], [0.2, 0.2, 0.6]])
 )
 @pytest.mark.parametrize(("quantity", "value"), [("delta", 0.7), pytest.param("epsilon", 1e-3, marks=pytest.mark.slow)])
 def test_a_symmetric_base_among_others_is_answered_in_every_direction(order, count, quantity, value):
-    """Its two directions are one curve: answered by the one that was asked for, not by one that was not."""
+    """Both directions of a symmetric base share a curve. One may be skipped only where the other was asked for."""
     bases = np.stack([FACING, ASKEW])[::order]
     run = ja.repeat(ja.FiniteOutput(bases[:, 0], bases[:, 1]), count)
     law = selection.Geometric(0.1)
@@ -110,7 +110,7 @@ def test_a_symmetric_base_among_others_is_answered_in_every_direction(order, cou
 
 
 def test_replacing_a_record_is_answered_in_each_direction():
-    """Replacing moves a Gaussian's statistic twice as far, and a finite pair as it stands: half the noise."""
+    """Replacing moves a Gaussian's statistic twice as far, as if at half the noise. A finite pair stays as it is."""
     finite, law = ja.FiniteOutput([0.5, 0.3, 0.2], [0.2, 0.2, 0.6]), selection.Poisson(3.0)
     replaced, alike = (ja.compose(finite, ja.Gaussian(sigma)) for sigma in (2.0, 1.0))
     found = ja.epsilon(selection.select(replaced, law), 1e-3, relation="replace_one", rtol=1e-3)
@@ -200,7 +200,7 @@ def test_a_large_batch_is_as_narrow_as_its_status_says_and_agrees_with_single_an
 
 @pytest.mark.parametrize("effort", [worst_score.GLANCE, worst_score.QUICK], ids=["glance", "quick"])
 def test_slopes_of_a_group_may_differ_by_any_factor(effort):
-    """Weights of a group's steepest and flattest line make every slope between, also beside one of 1e22."""
+    """Weights of a group's steepest and flattest line give every slope between, even if the steepest is huge."""
     base = ja.FiniteOutput([1e-3, 0.02, 0.03, 0.15, 0.3, 0.499], [0.0, 0.001, 0.01, 0.139, 0.35, 0.5])
     law = selection.Poisson(10.0)
     above = bases(base)[0].curves["remove"].above

@@ -34,7 +34,7 @@ LAWS = [
 
 
 def bases(count, seed):
-    """Pairs of pmfs on 4 outcomes, some with outcomes that one of them does not have."""
+    """Pairs of pmfs on 4 outcomes. In every third pair each pmf lacks an outcome that the other one has."""
     rng = np.random.default_rng(seed)
     for i in range(count):
         p, q = rng.dirichlet(np.full(4, 0.7), 2)
@@ -106,7 +106,7 @@ def test_the_envelope_is_no_less_than_the_exact_worst_case(law):
 
 
 def test_an_envelope_reaches_far_in_the_direction_with_smaller_losses():
-    """Adding has no delta of 1e-18 where the profile of both directions is kept."""
+    """The kept profile of both directions ends before adding's delta falls to 1e-18, and must be extended."""
     run, law = ja.dp_sgd(3.0, 0.1, 200), selection.Geometric(0.1)
     upper = selection.bound_epsilon(run, law, 1e-16, bound="envelope", relation="add_one").upper
     assert upper <= selection.bound_epsilon(run, law, 1e-16, bound="privacy_profile", relation="add_one").upper
@@ -155,7 +155,7 @@ def test_pure_dp_costs_eta_plus_two():
 
 
 def test_geometric_repetition_of_pure_dp_attains_three_epsilon():
-    # a rare outcome just below one that is less rare: Xiang, Wang, Wang 2024, Example 1, with a margin of one's own
+    # Xiang, Wang, Wang 2024, Example 1: a rare outcome scores just below a less rare one; the margin is our own
     high, rare, grown = 1e-4, 1e-9, np.e
     p, q = np.array([0.0, rare * grown, high]), np.array([0.0, rare, high * grown])
     p[0], q[0] = 1 - p.sum(), 1 - q.sum()

@@ -62,7 +62,7 @@ def test_copies_are_above_the_composition_of_every_order(base, coarse_pairs):
 @pytest.mark.slow
 @pytest.mark.parametrize("copies", [4, 16])
 def test_copies_are_close_where_one_order_is_worst_throughout(copies):
-    # at most one run: the order does not matter, and nothing is released with probability .4
+    # there is at most one run, so that the order does not matter; with probability .4 there is no release
     p, q, share = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.3, 0.6]), 0.6
     many = powers(*(np.append(share * x, 1 - share) for x in (p, q)), copies)
     run = selection.select(ja.FiniteOutput(p, q), selection.Binomial(1, share))
