@@ -325,7 +325,7 @@ def noise(_, __):
             flat, size = np.asarray(leaf).reshape(-1), leaf.size
             units, numbers = -(-size // 32), np.arange(size)
             there = numbers % 32 * units + numbers // 32
-            both = there < size  # the last unit's draws are not all used, and not the same ones
+            both = there < size  # if 32 units > size, the two layouts leave out different draws
             off = max(off, float(np.abs(flat[both] - np.asarray(one[name]).reshape(-1)[there[both]]).max()))
         sizes = [each.memory_analysis().temp_size_in_bytes for each in (program, alone)]
         told.append([crossing, sizes[0] / sizes[1], off])
@@ -362,7 +362,7 @@ def audit(rule, _):
 
 
 def one_audit(how, _):
-    """The same of one step, by a fit of a Gaussian: of a planted gradient of norm C, which one of the devices has."""
+    """The same for one step, by a Gaussian fit. One device holds a planted gradient, which is clipped to norm C."""
     import jax
     import jax.numpy as jnp
     import numpy as np

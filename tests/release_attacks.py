@@ -6,16 +6,16 @@ import numpy as np
 from scipy import stats
 
 ALMOST_SURE = 1e-9
-"""How often a release that is as it should be fails one of these tests, at most."""
+"""Upper bound of the probability that a correct release fails one of these tests."""
 SCALES = (1.0, 1.0 + 2.0**-20, 1.0 + 2.0**-23, 1.0 - 2.0**-24)
 """Factors by which noise may have been raised before it was rounded."""
 
 
 def guesses(released, counts, std):
-    """{attack: the count that it takes for the one behind each released number}, among all counts that are possible.
+    """{attack: its guess of the count behind each released number}, among all counts that are possible.
 
-    The nearest count; and those for which the noise would be a short number: of float32 in units of its deviation, of
-    float32 as it is, or of as few binary digits as possible [Mironov 2012].
+    One attack guesses the nearest count. The others guess the count that makes the noise a short number: a float32 in
+    units of its deviation, a float32 as it is, or one of as few binary digits as possible [Mironov 2012].
     """
     noise = np.asarray(released, float)[:, None] - np.asarray(counts, float)
     found = {"nearest": np.abs(noise)}
@@ -43,7 +43,7 @@ def best_rate(counts, prior, std):
 
 
 def check_hidden(released, truth, counts, prior, std):
-    """No attack is right more often than the best guess on the exact law may be: all at once, but for ALMOST_SURE."""
+    """No attack is right more often than `best_rate` allows. A correct release fails with chance <= ALMOST_SURE."""
     limit, found = best_rate(counts, prior, std), guesses(released, counts, std)
     for name, guess in found.items():
         right = int(np.sum(guess == truth))

@@ -56,9 +56,9 @@ def worst_order(p, q, law, eps):
 
 
 def worst_of_two(p, q, law, eps):
-    """U(e^eps) of a finite base where K is at most 2: phi' is linear, and what is to be won is piecewise linear.
+    """U(e^eps) of a finite base where K is at most 2: phi' is linear, so the integrand is piecewise linear.
 
-    It is integrated exactly, between the crossings of its lines; no cell, chord or column is shared with the kernel.
+    The integral is exact between the integrand's kinks. The kernel's cells, chords and columns are not used.
     """
     first, last = evaluated(law, np.array([1.0, 0.0]))[1]  # phi' at x = 0 and 1
     slope = last - first

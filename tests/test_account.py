@@ -208,7 +208,7 @@ def test_engines_agree_on_random_configurations():
 
 @pytest.mark.slow
 def test_engines_agree_on_a_thousand_random_configurations():
-    _, _, both = engines_agree(seed=0, count=1000, memory_bytes=2**26)  # all on long lattices takes hours
+    _, _, both = engines_agree(seed=0, count=1000, memory_bytes=2**26)  # longer lattices would take hours
     assert np.median(both.relative_width) <= 1e-6
     assert np.max(both.relative_width) <= 1e-2
 
@@ -229,7 +229,7 @@ def test_a_user_who_lets_numpy_raise_is_answered(noise):
 
 
 def test_blocks_of_a_large_batch_change_nothing(monkeypatch):
-    """A batch answered in blocks of eight rows is the batch answered at once; a bad row is named by its place in it."""
+    """A batch answered in blocks of eight rows is the batch answered at once; a bad row is named by its batch index."""
     run, deltas = ja.dp_sgd(np.array([0.8, 1.0, 2.0])[:, None], 0.01, 1000), np.geomspace(1e-9, 1e-2, 5)
     whole = ja.epsilon(run, deltas)
     solved = lambda: ja.calibrate_noise_multiplier(np.geomspace(0.5, 8, 10), 1e-5, 1.0, 1000).value
@@ -265,7 +265,7 @@ def test_directions_that_agree_are_solved_once(monkeypatch):
     ids=lambda x: type(x).__name__,
 )
 def test_one_repetition_is_the_mechanism_itself(mechanism):
-    """A selection repeated once had the bound of compositions, of kind "bound", and bins a wider bracket."""
+    """For one repetition the old code gave a selection the bound of compositions, and balls in bins a wider bracket."""
     for ask, at in ((ja.epsilon, 1e-4), (ja.delta, 0.5)):
         alone, once = ask(mechanism, at), ask(ja.repeat(ja.compose(mechanism), 1), at)
         assert (once.kind, once.engine) == (alone.kind, alone.engine)

@@ -20,7 +20,7 @@ from jaxacct.sweeps import plan as plan_of_sweep
 
 @pytest.fixture(autouse=True)
 def no_bar_stands_on_the_terminal(monkeypatch):
-    """One that another test left would be written over."""
+    """A bar that another test left open would change what is printed."""
     monkeypatch.setattr(progress, "_open", collections.deque(maxlen=1))
 
 
@@ -33,7 +33,7 @@ def on_cpu(function, *arguments):
 
 
 def in_pairs_of_float32(function, *arguments):
-    """float64 as TPUs have it: the sum of two float32, here of what is exact."""
+    """Results as TPUs hold float64: each exact result is rounded to a sum of two float32."""
     split = lambda x: x.astype(np.float32) + (x - x.astype(np.float32)).astype(np.float32).astype(np.float64)
     with np.errstate(all="ignore"):
         found = function(np, *arguments)
@@ -41,7 +41,7 @@ def in_pairs_of_float32(function, *arguments):
 
 
 def in_48_bits(function, *arguments):
-    """The digits of such pairs, without their range."""
+    """Results off by 2^-47, as a sum of two float32 may be, but with the range of float64."""
     return [x * (1.0 + 2.0**-47) for x in function(np, *arguments)]
 
 

@@ -20,7 +20,7 @@ WORKED = {
     2.0: [13.69, 11.57, 10.37, 9.93, 10.17, 11.08],
     8.0: [8.70, 6.84, 5.55, 4.73, 4.28, 4.16],
 }
-"""Errors of 1, 2, 4, 8, 16 and 32 bands: 512 steps, rate .01, delta 1e-5 (an own BFGS and another accountant)."""
+"""{epsilon: errors of 1, 2, 4, ..., 32 bands}: 512 steps, rate .01, delta 1e-5, by another optimiser and accountant."""
 RUN = {"target_delta": 1e-5, "dataset_size": 1050, "batch_size": 100.0, "steps": 11}
 """Passes of ten and a half steps; 4 divides neither them nor the run."""
 
@@ -32,7 +32,7 @@ def advice(request):
 
 @pytest.fixture
 def banded(advice):
-    """The options of Poisson samples: of these noise with bands is the best."""
+    """The options with Poisson samples. Banded noise is the best of them."""
     return dataclasses.replace(advice, options=advice.options[::2])
 
 
@@ -57,7 +57,7 @@ def test_every_noise_meets_the_target_and_little_less_does_not(advice):
     for option in advice.options:
         assert option.status == "ok" and option.epsilon <= 5.0
         assert ja.epsilon(mechanism(option, option.noise_multiplier, advice.steps), 1e-5).upper <= 5.0 * (1 + 1e-12)
-        short = 0.97 if option.sampling == "cyclic_poisson" else 0.999  # the cut last block is not counted on
+        short = 0.97 if option.sampling == "cyclic_poisson" else 0.999  # advice counts a cut last block as whole
         assert ja.epsilon(mechanism(option, short * option.noise_multiplier, advice.steps), 1e-5).lower > 5.0, option
 
 

@@ -15,7 +15,7 @@ from jaxacct.interop import from_json, to_json
 
 
 def brute_force(p, q, slots, taken, grown, direction):
-    """H of (mean over assignments, nobody) or the reverse, by enumeration of all outputs of all slots."""
+    """H of (mean law over assignments, law without a record), or the reverse, by enumeration of all slots' outputs."""
     p, q = ([Fraction(float(x)) / sum(Fraction(float(y)) for y in law) for x in law] for law in (p, q))
     choices = list(itertools.combinations(range(slots), taken))
     total = Fraction(0)
@@ -70,7 +70,7 @@ def test_all_slots_are_a_composition_and_one_is_the_base():
 
 
 def test_the_largest_loss_at_delta_0_and_masses_beyond_float64():
-    """All slots put out what a record makes likely: the loss is log of that ratio, with mass .75 (1/4)^1999."""
+    """The largest likelihood ratio is 3. It needs the likely output in every slot, a mass of .75 (1/4)^1999."""
     found = ja.epsilon(ja.RandomAllocation(ja.RandomizedResponse(0.75), slots=2000), 0.0, relation="remove_one")
     assert found.upper == pytest.approx(math.log(3.0), rel=1e-12) and found.lower <= found.upper
     assert ja.delta(ja.RandomAllocation(ja.RandomizedResponse(0.75), slots=2000), 0.01).status == "ok"

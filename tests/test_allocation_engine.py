@@ -37,7 +37,7 @@ ROWS = np.array(
     ]
 )
 DIGITS = 3e-7
-"""Of the table, relatively: at worst 2e-8 in epsilon, printed to ten digits."""
+"""Relative tolerance for the table, whose epsilons are rounded to ten digits."""
 DIRECTIONS = ("remove", "add")
 
 
@@ -244,7 +244,7 @@ def test_every_placement_of_the_contour_brackets_the_same_value(sign, monkeypatc
 
 @pytest.mark.parametrize("blur", [0.01, 0.03, 0.2])
 def test_windows_at_complex_arguments_are_below_their_bounds(blur):
-    """|Phi((0 - u - i alpha)/blur)| at the edges of cells: where e^{y^2/2} and Phi(-x) both leave float64, too."""
+    """|Phi((0 - u - i alpha)/blur)| at the edges of cells, even where e^{y^2/2} overflows and Phi(-x) underflows."""
     windows = allocation_law.Windows(*(np.array([x]) for x in (0.0, blur, 2.0, 0.1, -3.0, 3.0)))
     cells = allocation_law.cells_of(np.array([1.0]), np.array([100.0]), windows, 160)
     cuts = allocation_law.cuts_of(cells, windows)
@@ -260,7 +260,7 @@ def test_windows_at_complex_arguments_are_below_their_bounds(blur):
 
 
 def test_the_path_beside_a_window_keeps_it_near_0_or_1():
-    """Away from a window its bound is 1 to float64, also over cells that are many of its widths wide."""
+    """More than 13 widths below a window, the window's bound is 1 to float64, even in cells many widths wide."""
     s, t = np.array([2.0, 1.0]), np.array([1000.0, 100.0])
     windows = allocation_law.Windows(*(np.array([x, x]) for x in (-np.inf, 1.0, 3.0, 0.01, -8.0, 3.1)))
     cells = allocation_law.cells_of(s, t, windows, 160)

@@ -42,7 +42,7 @@ def test_the_larger_direction_is_the_larger_of_both(chernoff, monkeypatch):
 
 def test_a_direction_above_the_floor_is_solved():
     exact = allocation.epsilon(SIGMA, SLOTS, DELTA, "add")
-    for share in (0.3, 1.0 - 1e-5):  # a floor below it says nothing
+    for share in (0.3, 1.0 - 1e-5):  # a floor below epsilon changes nothing
         ends = allocation.search(
             -1.0, 1 / SIGMA, SLOTS.astype(float), DELTA, np.full(8, 50.0), 1e-4, share * exact.lower
         )
@@ -110,13 +110,13 @@ def test_losses_read_together_hold_their_own_deltas(sign, sigma, slots):
     exact = allocation.delta(sigma, slots, found.epsilon[some], "remove" if sign > 0 else "add")
     assert np.all(found.lower[some] <= exact.upper * (1 + 1e-12))
     assert np.all(found.upper[some] >= exact.lower * (1 - 1e-12))
-    for least, width in ((3.1e-7, 1e-4), (2.1e-9, 1e-3), (1e-12, 1e-2)):  # chords between losses are off by more
+    for least, width in ((3.1e-7, 1e-4), (2.1e-9, 1e-3), (1e-12, 1e-2)):  # smaller than the errors of the chords
         large = found.upper > least
         assert np.all((found.upper - found.lower)[large] <= width * found.upper[large])
 
 
 def test_a_deep_put_is_placed_by_its_own_scale():
-    """The lognormal law takes delta of adding for e^20 times what it is here."""
+    """Guesses by the lognormal law exceed the delta of adding by factors of e^5 to e^18 here."""
     found = round_profile(2.0, 237.0, -1.0)
     large = (found.upper < 1e-4) & (found.upper > 1e-12)
     assert large.sum() > 20 and np.all((found.upper - found.lower)[large] <= 1e-2 * found.upper[large])
@@ -135,7 +135,7 @@ def test_a_profile_whose_contours_fail_has_its_theorems(monkeypatch):
 
 @pytest.mark.parametrize(("sigma", "slots"), [(0.398, 143.0), (0.362, 10.0)])
 def test_little_noise_needs_no_long_lines(sigma, slots):
-    """Thousands of nodes each: of the jumps' line at 143 slots, of the bulk's at 10."""
+    """The old code took thousands of nodes: on the jumps' line for 143 slots, on the bulk's line for 10."""
     s, t, eps = np.full(6, 1 / sigma), np.full(6, slots), np.linspace(6.0, 12.0, 6)
     guess = allocation_law.guess(1.0, s, t, np.exp(eps))
     found = contour.contours_at(1.0, s, t, np.exp(eps), guess, 1e-9)
@@ -144,7 +144,7 @@ def test_little_noise_needs_no_long_lines(sigma, slots):
 
 
 def test_rounds_together_have_the_profiles_they_have_alone(monkeypatch):
-    s, t = np.array([0.5, 1.5, 1e-5]), np.array([100.0, 300.0, 7.0])  # the last of two theorems only
+    s, t = np.array([0.5, 1.5, 1e-5]), np.array([100.0, 300.0, 7.0])  # the last round has theorems only
     alone = [round_profile(*one, -1.0) for one in zip(s, t, strict=True)]
     together = contour.round_profiles(s, t, -1.0)
     for one, other in zip(alone, together, strict=True):

@@ -59,7 +59,7 @@ def test_clopper_pearson_is_the_formula():
 
 
 def test_gaussian_fit_covers_and_finds():
-    """Counts of mu-Gaussian DP at three thresholds of the same runs: wrong no more often than it may be."""
+    """Counts of mu-Gaussian DP at three thresholds of the same runs: the bound exceeds mu as rarely as promised."""
     rng, mu, runs, error, repeats = np.random.default_rng(0), 1.3, 400, 0.2, 3000
     cuts = np.array([0.3, 0.65, 1.0])
     absent, present = rng.normal(size=(repeats, runs, 1)), rng.normal(mu, 1.0, (repeats, runs, 1))
@@ -109,7 +109,7 @@ def test_one_run_covers_by_the_exact_law_of_randomised_response(epsilon):
 
 
 def test_one_run_allows_for_delta():
-    """With probability delta all is told: (0, delta)-DP, and all guesses are right more often than coins are."""
+    """Telling all with chance delta is (0, delta)-DP. Its m guesses are right with chance delta + (1-delta)/2^m."""
     for m, delta in [(20, 1e-3), (200, 1e-6)]:
         assert one_run_p_value(0.0, m, m, m, delta) >= delta + (1 - delta) * 2.0**-m
 
@@ -147,7 +147,8 @@ def test_scores_cover_however_thresholds_are_chosen(method, thresholds, repeats)
     wrong, counts = 0, []
     for _ in range(repeats):
         absent, present = rng.normal(size=(2, runs)) + np.array([[0.0], [1.0]])
-        if not gaussian:  # scores 1 - u: densities 1, and e^0.5 below u = 1/(1 + e^0.5): all thresholds there are alike
+        if not gaussian:
+            # scores 1 - u: below u = 1/(1 + e^0.5) the densities are 1 and e^0.5, and all thresholds are alike
             absent, present = 1 - rng.random(runs), 1 - np.interp(rng.random(runs), [0, 0.622459, 1], [0, 0.377541, 1])
         found = from_scores(absent, present, thresholds=thresholds, delta=delta, confidence=1 - error, method=method)
         assert found.trials == (runs if thresholds is None else 2 * runs)

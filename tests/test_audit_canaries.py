@@ -20,7 +20,7 @@ START = {"b": jnp.zeros(()), "w": jnp.ones(3)}
 
 
 def test_a_planted_gradient_has_length_c_in_every_step_it_takes_part_in():
-    """Noise too small to see: the score counts the steps, whatever data and parameters, and 0 without the canary.
+    """With little noise the score is the number of steps with the canary, whatever the data and the parameters are.
 
     The canary's parameter is b, along which the data have no gradient.
     """
@@ -36,7 +36,7 @@ def test_a_planted_gradient_has_length_c_in_every_step_it_takes_part_in():
 
 
 def test_a_run_is_the_trainers_and_its_score_is_the_product_with_the_clipped_gradient():
-    """Noise too small to see, by hand; the trainer clips by ghost norms, that of the canary too."""
+    """Against a loop by hand, with noise too small to see. Ghost norms clip all gradients, the canary's too."""
     data, canary = np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32), 3 * np.ones(5, np.float32)
     loss = lambda params, x: jnp.sum(jnp.tanh(x @ params))
     trainer = Trainer(loss, optax.sgd(0.5), plan_of(7, noise=1e-6, steps=4), 0.7, method="ghost")
@@ -79,7 +79,8 @@ def test_audit_of_a_whole_run_finds_its_epsilon_and_no_more(sampling):
     middle = 0.5 * float(np.round(present.mean()))
     cuts = middle + np.array([-1.0, 0.0, 1.0])
     found = from_scores(without, present, delta=1e-5, confidence=0.999, method="gaussian_fit", thresholds=cuts)
-    # of fixed batches the adversary does not know in which steps the canary takes part: noise of all, pull of half
+    # with fixed batches the adversary does not know the canary's steps: the score has the noise of all four steps,
+    # and the canary's gradient of two
     assert (0.7 if sampling == "poisson" else 0.3) * claimed <= found.epsilon <= claimed
     part = 0.1 if sampling == "poisson" else 0.03
     assert part * claimed <= from_scores(without, present, delta=1e-5, confidence=0.999).epsilon <= claimed

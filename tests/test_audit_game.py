@@ -34,7 +34,7 @@ LAWS = [
     selection.TwoPoint(0, 30, 0.3),
 ]
 WORST = 1.67
-"""Of the score |x - WORST|: jaxacct/selection/README.md, "The condition of monotone_score"."""
+"""The score |x - WORST| is not monotone: jaxacct/selection/README.md, "The condition of monotone_score"."""
 
 
 def from_worst(x):

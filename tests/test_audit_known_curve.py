@@ -28,7 +28,7 @@ LEVEL = 0.001
 
 
 def p_value(correct, guesses, canaries, claim, guessed="both"):
-    """The value of `one_run`, also for guesses that every canary was in, which it refuses."""
+    """The p-value of `one_run`, also where all canaries are guessed to be in, which `one_run` refuses."""
     counts = np.broadcast_arrays(correct, guesses, canaries)
     flat = (np.asarray(x, np.float64).reshape(-1, 1) for x in counts)
     return _p_value(*flat, by_lines(claimed_lines(claim, guessed)), guessed).reshape(counts[0].shape)
@@ -52,7 +52,7 @@ def test_values_of_a_second_program(m, g, c, both, only_in):
 
 
 def oracle(c, g, m, mu, half):
-    """max Pr[N >= c] over laws of N, each F of a Gaussian by its tangents at many points: a linear programme."""
+    """max Pr[N >= c] over laws of N by a linear programme, with 300 tangents in place of Phi(Phi^-1(x) + mu)."""
     x = np.concatenate([norm.cdf(np.linspace(-7, 7, 300) - mu / 2)])
     value, slope = norm.cdf(norm.ppf(x) + mu), norm.pdf(norm.ppf(x) + mu) / norm.pdf(norm.ppf(x))
     t, rows, limits = np.arange(g + 1), [], []
@@ -153,7 +153,7 @@ def summed(rng, included, noise=NOISE, pull=1.0, rate=1.0, steps=STEPS):
 
 
 def last(rng, included, noise=NOISE):
-    """What the last noisy sum holds: the second half of the steps is where the noise may be forgotten."""
+    """What the last noisy sum holds along each canary. One fault leaves out the noise of the last half of the steps."""
     return included + noise * rng.normal(size=included.size)
 
 

@@ -36,7 +36,7 @@ def drawn(strategy, noise, bins, eps, draws, seed=0):
 
     The draws are exact: each uses the likelihood ratio of all rows of C X + Z.
 
-    Contributions have one direction, and signs with which neighbouring columns meet positively.
+    All contributions are parallel. Their signs make the products of neighbouring columns positive.
     """
     dense, rng = matrix(strategy), np.random.default_rng(seed)
     dense = dense * np.cumprod(np.append(1.0, np.where(np.diag(dense, -1) * np.diag(dense)[1:] < 0.0, -1.0, 1.0)))
@@ -172,7 +172,7 @@ def test_contributions_that_are_not_parallel_or_adapt_cost_less():
     [(HALF, 50, 1.0), (Toeplitz((1.0, 0.8), 5), 3, 4.0), (Banded(2, 6), 6, 0.6), (Banded(2, 60), 60, 1.0)],
 )
 def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
-    """Along a line with every path, also where it turns too little or too much."""
+    """At six points and for every path of `paths`, also for paths that turn too little or too much."""
     law = normals_of(strategy, bins, noise)
     decay = kernel.decay_of(law, np.geomspace(0.1, 500.0, 40) / law.deviation)
     z = np.array([2.0, 3.0 + 4.0j, 10.0 + 30.0j, 1.0 + 15.0j, 15.0j - 1.0, 40.0j - 9.0]) * min(
@@ -199,7 +199,7 @@ def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
 
 
 def test_every_point_of_a_line_gets_one_lattice_and_its_bound_holds():
-    """Points far out get coarse lattices; the sums of errors keep the goal, also beside a finer lattice."""
+    """Points far out get coarse lattices. Bounds hold against a finer lattice, and their sum is at most 3 e^goal."""
     law = normals_of(Toeplitz((1.0, 0.8), 7), 5, 1.3)
     decay = kernel.decay_of(law, np.geomspace(0.1, 500.0, 40) / law.deviation)
     z = 3.0 + 1j * np.arange(0.0, 40.0)
@@ -271,7 +271,7 @@ def test_refusals(strategy, bins, words):
 
 
 def test_it_composes_and_is_written_down(monkeypatch):
-    """With few of the losses, whose bracket is wider."""
+    """Only every 40th loss is used, which makes the brackets wider."""
     monkeypatch.setattr(matrix_mechanism, "losses_for", lambda *given: losses_for(*given)[::40])
     run = ja.MatrixMechanism(Toeplitz((1.0, 0.5), 3), 4.5, BallsInBins(3))
     assert interop.from_json(interop.to_json(run)) == run

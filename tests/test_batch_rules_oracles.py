@@ -34,7 +34,7 @@ def test_monte_carlo_holds_the_nested_sums(direction):
 
 
 def test_allocation_of_randomised_response_by_enumeration():
-    """One of t slots of a pair alike both ways: the law of the number of ones, counted by hand."""
+    """One of t slots: the law of the number of outputs that a record makes likely, counted by hand."""
     keep, t, epsilon = 0.75, 4, 0.2
     remove, add = oracles.finite_allocation([keep, 1 - keep], [1 - keep, keep], t, epsilon)
     by_count = [(math.comb(t, m) * (1 - keep) ** m * keep ** (t - m), (m * 3 + (t - m) / 3) / t) for m in range(t + 1)]
@@ -76,7 +76,7 @@ def test_the_numbers_of_a_cap_add_up_to_the_closed_form():
 
 
 def test_without_replacement_the_group_displaces():
-    """n = 5, group 2, batch 2, others -1: enumerated over all batches it is the mixture with shifts 2 j, exactly."""
+    """Batches of 2 from a group of 2 at 1 and 3 others at -1: their law is exactly the mixture with shifts 2 j."""
     group, others, sigma, epsilon = [1.0, 1.0], [-1.0, -1.0, -1.0], 1.3, 0.4
     p, q = {}, {}
     for law, records in ((p, group + others), (q, others)):

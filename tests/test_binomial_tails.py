@@ -11,7 +11,7 @@ from jaxacct.engines.quick_bounds import Chance, chance, log_tail_above, log_tai
 
 
 def known(p, side="hit"):
-    """A chance of the float64 p of a hit (or of a miss), and p as mpmath has it."""
+    """The `Chance` of an event and its exact probability in mpmath: p for a hit, 1 - p for a miss."""
     p = np.float64(p)
     log_p, log_rest = np.log(p), np.log1p(-p)
     wrong_p, wrong_rest = 4.0 * ROUNDOFF * (1.0 + abs(log_p)), 4.0 * ROUNDOFF * (1.0 + abs(log_rest))
@@ -31,7 +31,7 @@ def log_tail(n, k, p):
         for j in range(n):
             terms.append(terms[-1] * (n - j) / (j + 1) * p / (1 - p))
         tail, rest = mpmath.fsum(terms[k:]), mpmath.fsum(terms[:k])
-        return mpmath.log(tail) if tail < rest else mpmath.log1p(-rest)  # the larger one is 1 less the other
+        return mpmath.log(tail) if tail < rest else mpmath.log1p(-rest)  # the larger is 1 minus the smaller
     return mpmath.log(series(n, k, p, 1)) if k > n * p else mpmath.log1p(-series(n, k - 1, p, -1))
 
 
@@ -52,7 +52,7 @@ def series(n, k, p, way):
 
 
 def check(n, k, p, side="hit"):
-    """(above, below) less the truth, in logarithms, after both are seen to be on their side."""
+    """(above - truth, below - truth) in logarithms, after a check that below <= truth <= above."""
     # 1 - p is held exactly, with digits to spare
     with mpmath.workdps(80 + (int(-np.log10(p)) if side == "miss" else 0)):
         hit, exact = known(p, side)
@@ -85,7 +85,7 @@ def test_every_count_of_a_few_steps(p):
 @pytest.mark.parametrize("n", [1000, 2**20, 10**12, 2**53])
 @pytest.mark.parametrize("p", [1e-300, 1e-17, 1e-9, 1e-4, 0.3, 0.999])
 def test_large_laws_in_their_tails(n, p):
-    # where the mean is large, terms are added up by the thousand at most: only tails many deviations out
+    # the exact tail may add up thousands of terms, not more: deviations are below 1e3, and tails are far out
     mean, deviation = n * p, np.sqrt(n * p * (1 - p))
     for z in (-40.0, -9.0, 9.0, 40.0, 300.0):
         k = np.ceil(mean + z * deviation)
@@ -138,6 +138,6 @@ def test_a_chance_near_one_is_taken_from_its_rest():
     with mpmath.workdps(60):
         exact = mpmath.log1p(-mpmath.exp(rest))
     assert abs(hit.log_p[0] - exact) <= hit.error_p[0] < 1e-40
-    # a rest of 3/4 or more says nothing of p, which is then as well known as it was given
+    # 1 - p may be 3/4 or more here and tells nothing of p: log p and its error stay as given
     vague = chance(*(np.array([x]) for x in (-0.6, -0.8, 1.0, 1.0)))
     assert vague.error_p[0] == 1.0 and vague.log_p[0] == -0.6

@@ -83,7 +83,7 @@ def test_a_bracket_is_formatted_with_its_ends_outward():
     ),
 )
 def test_text_is_never_on_the_wrong_side(x, spec):
-    """Against exact decimals: the text read as a number is at least x, and x's neighbour of that length is below."""
+    """Against exact decimals: the two texts, read as numbers, enclose x, and one of them is format(x, spec)."""
     high, low = outward(x, spec, up=True), outward(x, spec, up=False)
 
     def read(text):

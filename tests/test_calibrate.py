@@ -109,7 +109,7 @@ def test_a_thousand_random_targets():
     assert set(c.status) <= {"ok", "not_binding", "infeasible_noise"}
 
 
-# What is not known of a value never makes it count: certificates that are wrong in every way
+# Upper ends of epsilon, some or all of them nan or inf: a value with such an end never counts
 
 
 def unknown_everywhere(noise, target):

@@ -56,7 +56,7 @@ def test_ends_of_the_bracket():
     assert np.isnan(found.epsilon.upper[0])
     rising = ja.calibrate(ja.PureDP, target_epsilon=[5.0, 1.0], target_delta=1e-9, bracket=(0.1, 3.0), monotone=True)
     assert rising.status.tolist() == ["not_binding", "ok"] and rising.value[0] == 3.0
-    assert 0.999 <= rising.value[1] <= 1.0 + 1e-6 and rising.best.tolist() == [False, True]  # beyond 3 is not known
+    assert 0.999 <= rising.value[1] <= 1.0 + 1e-6 and rising.best.tolist() == [False, True]  # no value > 3 is tried
 
 
 def test_what_is_not_monotone_still_meets_the_target():

@@ -37,7 +37,7 @@ def test_a_start_whose_slope_is_wrong_is_moved_by_the_secant(wrong):
     found = certified_search(search, lambda rows: Start(*(x[rows] for x in start[:3])))
     assert np.all(found.status == "ok") and np.all(found.upper <= target)
     assert np.all(found.upper >= target * (1.0 - 0.5e-4))
-    # a search from the beginning takes three more; one of these shows for a row that its value is the best
+    # six evaluations a row at most; one may show that the value is the best. Without a start there are three more
     assert sum(rows.size for rows in calls) <= 6 * power.size
 
 

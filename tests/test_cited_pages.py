@@ -101,13 +101,13 @@ def test_every_cited_page_and_section_exists():
 
 
 FOREIGN = {"DeprecationWarning", "jax.make_array_from_process_local_data", "jax_default_prng_impl", "nnx.reseed"}
-"""Names of other packages in the pages that no program of this repository uses."""
+"""Names of other packages that pages cite, but that no program of this repository uses."""
 PARTS = {"_sampling_probability", "reverse_k", "NAME.xxxxxxxx.tmp", "mechanisms/student_t.py"}
 """The end of a name, a name in a formula, a form of names, and the file of an example, which nobody has written."""
 
 
 def names_and_files(page):
-    """What a page puts between marks of code and that is a name of four letters or more, or a file."""
+    """The files, and the names of four or more characters, that a page puts between marks of code."""
     text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
     for span in re.findall(r"`([^`\n]+)`", text):
         if re.fullmatch(r"[\w./-]+\.(py|md|toml)", span) or re.fullmatch(r"[A-Za-z_][\w.]{3,}", span):

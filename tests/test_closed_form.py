@@ -59,7 +59,7 @@ def test_a_delta_that_underflows_is_not_zero_above():
 
 
 def exact_delta_of_one_step(sigma, q, removing, eps):
-    """By the definition, with as many digits as eps is small."""
+    """delta by its definition. The caller sets mpmath's precision: eps = 1e-n needs more than n digits."""
     q, eps = mpmath.mpf(q), mpmath.mpf(eps)
     if removing:
         return q * exact_delta_of_gaussian(1 / mpmath.mpf(sigma), mpmath.log1p(mpmath.expm1(eps) / q))

@@ -9,7 +9,7 @@ from jaxacct import interop
 from jaxacct.representations import renyi_divergence, zero_concentrated
 
 ORDERS = 1.0 + np.geomspace(1e-4, 1e4, 800)[:, None]
-"""So many that what lies between them moves a delta by 1e-3 of itself."""
+"""Rényi orders, so many that the gaps between them change a delta by at most 1e-3 of its value."""
 
 
 def allowed(p, q, rho, xi):

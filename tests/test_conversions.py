@@ -143,7 +143,7 @@ def test_refusals():
 
 
 def test_a_bracket_that_no_convex_function_fits_says_nothing():
-    """Values of delta in a bracket that contradict convexity contradict each other: both ends are given up."""
+    """No convex function has these deltas, so they are wrong: both ends of the answer become trivial."""
     eps, delta = np.array([0.0, 1.0, 2.0]), np.array([0.1, 0.3, 0.05])
     claimed = ja.Bounds(delta, delta, delta)
     found = tradeoff_from_profile(eps, claimed, 0.3)

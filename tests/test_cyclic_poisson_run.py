@@ -36,7 +36,7 @@ def test_a_cut_block_is_a_bound_that_a_strategy_attains():
             ColumnNormalised(6, 13, diagonals=diagonals),
         )
     )
-    assert cut.upper < 0.97 * run.lower  # one row of the last block is left
+    assert cut.upper < 0.97 * run.lower  # the last block has one row of six
     np.testing.assert_allclose(whole.upper, run.upper, rtol=1e-9)
 
 

@@ -20,7 +20,7 @@ def test_few_hits_are_certified_at_and_near_zero():
     found = ja.delta(run, [0.0, 1e-3])
     assert np.all(found.engine == "contour") and np.all(found.status == "ok")
     assert np.all(found.upper[:, 0] >= found.lower[:, 1])
-    # of one step TV = q (2 Phi(1/(2 sigma)) - 1): n steps have at least one step's and at most their sum
+    # TV of one step is q (2 Phi(1/(2 sigma)) - 1). TV of n steps is at least this, and at most n times this.
     one = q * (2.0 * norm.cdf(0.5 / sigma) - 1.0)
     assert np.all(found.upper[:, 0] >= one) and np.all(found.lower[:, 0] <= steps * one)
 

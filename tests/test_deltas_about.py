@@ -58,7 +58,8 @@ def asked():
 
 @pytest.mark.parametrize("wrong", (np.nan, np.inf, -np.inf, -60.0, -1e-9))
 def test_what_a_kernel_gets_wrong_claims_nothing(monkeypatch, wrong):
-    # -60 is far below what a test shows of little noise; -1e-9 far above what noise shows even without sampling
+    # log delta = -60 is far below the lower bound that tests give for little noise; -1e-9 is far above the upper bound
+    # that much noise gives even without sampling
     run = ja.dp_sgd(100.0 if wrong == -1e-9 else 0.3, 0.5, np.array([10, 20]))
     parts = components(run, "remove_one", "remove")
 

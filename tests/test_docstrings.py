@@ -118,7 +118,7 @@ NAMES = documented()
 
 
 def parameters(value: Any) -> list[str]:
-    """The names of what it takes."""
+    """The names of the arguments that a function or a class takes."""
     if dataclasses.is_dataclass(value):
         return [field.name for field in dataclasses.fields(value) if field.init]
     if inspect.isclass(value) and hasattr(value, "_fields"):

@@ -97,7 +97,7 @@ def test_ends_of_the_range(p, q):
 
 
 def exact_delta(parts, eps):
-    """delta of a composition of finite parts, by brute force over all outcomes; the total one."""
+    """delta of a composition of finite parts, by brute force over all outcomes, with the mass at infinity."""
     losses, masses = np.zeros(1), np.ones(1)
     for loss, mass, n in zip(parts.finite_loss[0], parts.finite_mass[0], parts.finite_n[0], strict=True):
         for _ in range(int(n)):
@@ -107,7 +107,7 @@ def exact_delta(parts, eps):
 
 
 def sampled_orders(p, q, g):
-    """What a replacement does to a sample of a share g: each law, the other one, and who is replaced by whom."""
+    """Laws before and after a replacement in a sample of share g: p by q or q by p, with p or q as the common law."""
     for one, two in ((p, q), (q, p)):
         for common in (one, two):
             yield (1 - g) * common + g * one, (1 - g) * common + g * two
@@ -149,13 +149,13 @@ def test_compositions_hold_for_every_order_of_every_step():
 
 
 def test_repeated_samples_under_replacement_are_a_bound():
-    """Every step may have the common records that suit it, even after the outputs so far; the pair has both at once."""
+    """Each step's common records may be the worst ones for the outputs so far. The pair covers both choices at once."""
     p, q, g = np.array([0.75, 0.25]), np.array([0.25, 0.75]), 0.5
     pairs = [((1 - g) * common + g * p, (1 - g) * common + g * q) for common in (p, q)]
     step = ja.SampledWithoutReplacement(ja.RandomizedResponse(0.75), g)
     run, strict = ja.repeat(step, 2), False
     for eps in (0.0, 0.2, 0.5):
-        # of two outputs, the second under whichever pair is worse after the first
+        # after each output of the first step, the second step has whichever pair is worse
         best = lambda a, b, cost: max(np.sum(np.maximum(a * one - cost * b * two, 0.0)) for one, two in pairs)
         truth = max(sum(best(a, b, np.exp(eps)) for a, b in zip(*first, strict=True)) for first in pairs)
         found = ja.delta(run, eps, relation="replace_one")

@@ -84,7 +84,7 @@ def test_log_ndtr_is_as_near_as_it_says():
 
 @pytest.mark.parametrize("length", [2**12, 2**15])
 def test_numpys_transform_is_as_near_as_the_composition_assumes(length):
-    """Every root of unity, by an impulse; and sums, against the same in extended precision where there is one."""
+    """Roots of unity, from an impulse; and transforms against those in extended precision, where NumPy has that."""
     relative = lattice_laws.FFT_CONSTANT * ROUNDOFF * np.log2(length)
     found = np.fft.rfft(np.eye(1, length, 1)[0])
     with mpmath.workprec(100):

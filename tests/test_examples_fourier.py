@@ -47,7 +47,7 @@ def figure(monkeypatch, tmp_path, capsys):
 def test_figure1(figure):
     c = figure("figure1")
     assert (c["Renyi to f"] <= np.minimum(c["Gaussian"], c["randomised response"]) + 1e-9).all()
-    # the touch, and that randomised response does have this Rényi bound
+    # the curves touch, and randomised response does have this Rényi bound
     assert np.max(c["Renyi to f"] / c["randomised response"]) == pytest.approx(1.0, abs=1e-6)
     orders = np.geomspace(0.5, 50.0, 40)
     assert (renyi_divergence(ja.PureDP(2 * np.arccosh(np.exp(0.25))), orders).lower <= orders).all()

@@ -32,7 +32,7 @@ def accounting():
 
 
 def neighbours():
-    """(X, y with a record, the same where it is zero): records on the edge of what is allowed, along and against."""
+    """Pairs of data (X, y): with a record of norm 1 or 0 and target 1 or -1, and with zeros in place of this record."""
     rng = np.random.default_rng(3)
     for size, scale in ((3, 1.0), (30, 1.0), (30, 0.2), (200, 1.0)):
         x = rng.normal(size=(size, 4)) * np.array([1.0, 1.0, 0.3, 0.05])
@@ -62,7 +62,7 @@ def test_normalising_takes_each_record_by_itself(regression):
 
 @pytest.mark.parametrize("lam", [1.5, 4.0, 100.0])
 def test_sensitivities(regression, lam):
-    """Of what the mechanisms add noise to, between every two neighbouring data sets, in both roles."""
+    """Sensitivities of all quantities that get noise, for all pairs of `neighbours`, in both orders."""
     theta_of = lambda data: regression.ridge(*data, lam)[1]
     for pair in neighbours():
         values = [np.linalg.eigvalsh(x.T @ x)[0] for x, _ in pair]
