@@ -1,12 +1,12 @@
-"""An attack on `ja.verify`: brackets that are false by 1e-9 to 1, of every mechanism and relation it knows.
+"""An attack on `ja.verify`: brackets that are false by 1e-9 to 1, for many mechanisms and five relations.
 
     python benchmarks/attack_verifier.py [--count 100] [--seconds 5] [--only laplace]
 
 A false bracket has an end on the wrong side of the truth, by a relative or an absolute shift, or its ends swapped.  The
 truth is a closed form or a sum over all outcomes in mpmath, which shares no code with the package; where there is none,
 it is the certified bracket of an engine, and shifts begin at its ends.  A false bracket must be refuted or undecided.
-True brackets beside each truth show what is decided.  The exit status is 1 where a false bracket is verified, or a true
-one refuted.
+The bracket of the truth itself is asked about, too: it must not be refuted.  The exit status is 1 where a false bracket
+is verified or a true one refuted.
 """
 
 import argparse
@@ -80,7 +80,7 @@ def gaussian(mu):
 
 
 def sampled_gaussian(sigma, rate, add):
-    """One step, from the output at which p = e^eps q."""
+    """The profile of one step, by the threshold test at the output where p = e^eps q."""
 
     def delta(eps):
         level = mp.exp(-eps if add else eps)
@@ -142,7 +142,7 @@ def alike(make):
 
 
 def of_law(*laws, orders=False):
-    """Two laws in the relation's directions; orders: under replace_one each stands either way round."""
+    """The profiles of composed laws by direction; with `orders`, replace_one takes each law both ways round."""
 
     def profiles(relation):
         if orders and relation == "replace_one":
@@ -155,7 +155,7 @@ def of_law(*laws, orders=False):
 
 
 def by_direction(make):
-    """make(whether it is the add direction); not for replace_one."""
+    """The profiles make(add) by direction, where `add` is true for the add direction; None for replace_one."""
 
     def profiles(relation):
         if relation == "replace_one":
@@ -252,7 +252,7 @@ CASES = {
     "capped": (ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.05, 1000, 75), engine),
     "RandomAllocation": (ja.RandomAllocation(ja.Gaussian(2.0), 100), engine),
 }
-"""Mechanisms, and the profiles of a relation's directions; None where it has none, "engine" where none is known."""
+"""(mechanism, relation -> profiles by direction); these are None to leave a relation out, "engine" if not known."""
 QUICK = ("ApproximateDP", "ApproximateDP, repeated", "FiniteOutput, composed", "FiniteOutput with masses", "Laplace")
 """Cases that show the defects of November 2026, in well under a second each."""
 
@@ -319,7 +319,7 @@ def givens(quantity, profiles):
     return (1e-5, 0.1, *(x for x in flat if x < 1.0))
 
 
-@mp.workdps(DIGITS)  # whatever others in this process have made of mpmath's own
+@mp.workdps(DIGITS)  # other code in this process may have set mpmath's precision
 def attack(name, count, seconds, seed=1):
     """Counts of (relation, quantity, whether the bracket was true, status), and what was wrong."""
     mechanism, profiles_of = CASES[name]

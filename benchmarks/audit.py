@@ -2,10 +2,10 @@
 
     python benchmarks/audit.py [--runs 10000000] [--repeats 3] [--json]
 
-For every law of K: selections per second by the clock; and per second of processor time of one core, which says what
-an idle machine does where this one is shared.  Programs are compiled before the clock starts.  `generic` draws K, then
-K Gaussian candidates, scores them by |x - 1.67| and keeps the best; `cells` draws K and the winner's rank, and finds
-its cell among 400.
+For every law of K: selections per second by the clock, and per second of one core's processor time, which other work on
+the machine changes less.  Programs are compiled before the clock starts.  `generic` draws K, then K Gaussian
+candidates, scores them by |x - 1.67| and keeps the best; `cells` draws K and the winner's rank, and finds its cell
+among 400.
 """
 
 import argparse

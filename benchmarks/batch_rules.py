@@ -3,10 +3,10 @@
     python benchmarks/batch_rules.py [--python opake=/path/to/python3.13] [--repeats 3] [--count 1000] [--json]
 
 Each peer answers in a process of its own, one question at a time; seconds are medians after a first call, imports
-apart.  A peer that gives both ends has a width of its own; "above" is how far its upper end lies above our certified
-lower end (our upper end, where ours is a bound), relatively: a sound answer is never below -1e-9.  Then the rates of
-jaxacct by itself, warm, medians of the repeats, with CPU seconds beside: epsilons of one round, calibrations of its
-noise, epsilons of composed rounds.
+apart.  A width is shown where a peer gives both ends.  "above" is how far its upper end lies above our certified lower
+end, relatively: a sound answer is never below -1e-9.  Where we give only an upper end, "above" is relative to that.
+Then the rates of jaxacct by itself, warm, medians of the repeats, with CPU seconds beside: epsilons of one round,
+calibrations of its noise, epsilons of composed rounds.
 A library that needs another interpreter, or an environment of its own, is asked through the one that --python names.
 """
 

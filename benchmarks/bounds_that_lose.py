@@ -5,8 +5,8 @@
 A line is printed for each answer whose upper end is more than 1 % above the best of the other ways, and the exit
 status is 1 if there is one.  The ways, where they apply: each engine by name, Rényi accounting, the zero-concentrated
 guarantee, n times the epsilon of one step at delta/n, the epsilon at delta 0, the parts one by one, the mechanism
-without sampling, a replaced record as one that is removed and one that is added, replacing instead of zeroing, and the
-named bounds of a selection.
+without sampling, for "replace_one" the removal and the addition of a record, for "zero_out" the answer under
+"replace_one", and the named bounds of a selection.
 """
 
 import argparse
@@ -82,7 +82,7 @@ def ways(mechanism: ja.Mechanism, delta: float, relation: str) -> Iterator[tuple
             yield name, lambda bound=bound: float(bound().upper)
     else:
         for engine in ("contour", "lattice"):
-            if engine == "contour" or delta >= 1e-10:  # the lattice takes long there, and "auto" asks it
+            if engine == "contour" or delta >= 1e-10:  # below 1e-10 the lattice takes long; "auto" asks it
                 yield engine, lambda engine=engine: upper(mechanism, engine=engine)
         yield "Rényi", lambda: float(representations.rdp_epsilon(mechanism, delta, relation=relation).upper)
         yield "zCDP", lambda: _by_zcdp(mechanism, delta, relation)

@@ -1,13 +1,13 @@
-"""What noise that steps share costs: a training step with banded noise beside one of DP-SGD, and the buffers' memory.
+"""The cost of noise that steps share: a training step with banded noise beside one of DP-SGD, and the buffers' memory.
 
     PYTHONPATH=. python benchmarks/correlated_noise.py [--rounds 9] [--bands 32] [--network wide]
 
-Networks, batch and data set are those of `benchmarks/training.py`.  A step is everything from one to the next: keys,
-draw, gradients, noise, update.  Steps take turns in blocks, so that what else the machine does falls on all alike;
+Networks, batch and data set are those of `benchmarks/training.py`.  A step is keys, draw, gradients, noise and
+update.  The kinds of steps take turns in blocks, so that other work on the machine slows all alike.  Figures are
 medians over blocks, of wall time and of CPU seconds of all threads.  "cyclic, independent" draws its batches as the
 banded rows do, by cyclic Poisson sampling, and adds noise as DP-SGD does.  Rows of jax_privacy are left out where it
-is not installed: its clipping of a batch of 256 in one piece, its noise, and the update; its batches are not drawn.
-Ratios are to the DP-SGD step of the same library, medians over the blocks of a round.
+is not installed; its step clips one fixed batch of 256 in one piece, adds noise and updates, but draws no batch.
+Ratios are to the DP-SGD step of the same library in the same round; medians over the rounds.
 """
 
 import argparse

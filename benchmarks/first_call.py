@@ -30,7 +30,7 @@ RUN = "run = ja.dp_sgd(1.0, 0.01, 1000)\n"
 
 
 class Line(NamedTuple):
-    """A line of the table: imports, preparations that no time is taken of, and the call."""
+    """A line of the table: imports, the call, and preparations before the call, which are not timed."""
 
     imports: str
     call: str
@@ -139,7 +139,7 @@ def once(line: Line, cache: str, folder: str) -> dict:
 
 
 def measure(line: Line, repeats: int, folder: str) -> dict[str, dict[str, float]]:
-    """Medians with an empty cache, and with the one that this has filled."""
+    """Medians with an empty cache, and with the cache that the call before has filled."""
     samples: dict[str, list[dict]] = {"empty": [], "full": []}
     with tempfile.TemporaryDirectory() as cache:
         once(line, cache, folder)  # writes the bytecode of what is imported, as an installation has it

@@ -3,8 +3,8 @@
     python benchmarks/first_hour.py [--repeats 3] [--json]        # with the extras benchmark, training and plot
 
 Each run is a Jupyter kernel of its own, and each line is what one cell takes, imports and compiling included.  The
-first run finds no kept programs, later ones those of the runs before; the median of the later ones is "warm".  Of the
-training cell, "steps" is the time that its steps take once everything is compiled.
+first run has an empty cache of programs; later runs load the programs that the first has kept, and their median is
+"warm".  "of which steps" is a second training in the same kernel, in which nothing is compiled.
 """
 
 import argparse

@@ -119,7 +119,7 @@ HAS = [
 
 
 def lines(program):
-    """Lines of code: not empty, no comment, and without the benchmark's own."""
+    """Number of lines that are not empty, without the calls of `mark`, which the benchmark adds."""
     return sum(bool(line.strip()) and line.strip() != "mark()" for line in program.splitlines())
 
 
@@ -140,7 +140,7 @@ def run(program, folder, again):
     """What one process takes and finds; `again` keeps the programs of the process before."""
     where = {"JAXACCT_CACHE_DIR": f"{folder}/kept", "JAX_COMPILATION_CACHE_DIR": f"{folder}/jax"}
     where |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
-    pathlib.Path(folder, "run.jsonl").unlink(missing_ok=True)  # another run, not the same one resumed
+    pathlib.Path(folder, "run.jsonl").unlink(missing_ok=True)  # with this ledger the program would resume
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.time()
     command, where = [sys.executable, "-c", BEFORE + program + AFTER], os.environ | where
     done = subprocess.run(command, cwd=folder, env=where, capture_output=True, text=True, check=False)

@@ -3,10 +3,10 @@
     python benchmarks/gpu.py [--count 2000] [--repeats 5] [--compare 200] [--widen 1] [--json]
 
 DP-SGD with noise multiplier .5 to 5, sampling probability 1e-4 to .3 and steps 100 to 1e5, log-uniform, kept where
-the central limit of the privacy loss has mu in [.1, 2].  Cold is the first call, compiling is what XLA itself reports
-of it (several programs compile at a time, so it may exceed the wall clock), warm the median of later calls.
+the central limit of the privacy loss has mu in [.1, 2].  Cold is the first call, compiling the sum of the seconds
+that JAX reports for compilations (several run at a time, so it may exceed cold), warm the median of later calls.
 The first --compare configurations are solved again by a process that sees the CPU alone; 0 leaves this out.
---widen multiplies the configurations that go into one call of a program, which wide devices need.
+--widen multiplies the number of configurations in one call of a program: wide devices need more of them.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """What a kernel computes, counted from its trace, and how fast this machine does such work.
 
 Counted are elements: every primitive of the traced kernel times the size of its result, loops times their length.
-What moves data (reshapes, broadcasts, gathers) counts nothing, so that the floor is one of arithmetic alone.
+What moves data (reshapes, broadcasts, gathers) is not counted: the floor in throughput.py is the time of arithmetic.
 """
 
 import collections
@@ -89,7 +89,7 @@ def _jaxprs(value):
 
 def _elements(equation, name):
     out = sum(v.aval.size for v in equation.outvars)
-    if name == "dot_general":  # a multiplication and an addition each
+    if name == "dot_general":  # each term is a multiplication and an addition
         (contracted, _), _ = equation.params["dimension_numbers"]
         return 2 * out * int(np.prod([equation.invars[0].aval.shape[axis] for axis in contracted]))
     return max(out, equation.invars[0].aval.size) if name.startswith(("reduce_", "arg", "cum")) else out
@@ -111,7 +111,7 @@ def _burn(x, op):
 
 
 def seconds_each():
-    """Seconds per element of every operation on all cores, the least of some runs through the library's own chunks."""
+    """Seconds per element of every operation, on all cores by the library's own chunks: the least of REPEATS calls."""
     x = np.random.default_rng(0).uniform(0.6, 1.2, (ROWS, WIDTH))
     least = {}
     for name, op in {"cheap": None, **SLOW}.items():
@@ -123,5 +123,5 @@ def seconds_each():
             taken.append(time.perf_counter() - begin)
         least[name] = min(taken[1:]) / (ROWS * WIDTH * LENGTH)
     cheap = least["cheap"] / (2 * DEPTH + 2)
-    least["log1p"] -= least["log"] - 2 * cheap  # the library's holds a logarithm, which is counted and shared
+    least["log1p"] -= least["log"] - 2 * cheap  # `log1p` also takes a log, which `count` counts as a log
     return {name: max(each - 2 * cheap, cheap) for name, each in least.items()} | {"cheap": cheap}

@@ -2,8 +2,8 @@
 
     python benchmarks/mesh.py --out mesh.png
 
-Devices are simulated on this processor, so nothing here is about speed.  The runs have keys of their own, since the
-mesh is in the chain that keys follow from: curves are alike as those of two runs are, not equal.
+Devices are simulated on this processor, so nothing here is about speed.  Keys depend on the mesh, so that
+curves differ as those of two runs with different keys do.
 """
 
 import argparse

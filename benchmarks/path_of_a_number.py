@@ -5,9 +5,9 @@
 
 Each question is asked twice in a fresh process, and the second call is traced.  On NumPy the functions of the kernels
 are Python and counted too; what runs inside a compiled program is not.  A function counts once however often it is
-called; a comprehension belongs to the function that holds it; a lambda is a function.  A function only passes its
-arguments on where its body, beside a docstring and imports, is one call whose arguments are parameters of the function,
-attributes of them, or literals.
+called; a comprehension belongs to the function that holds it; a lambda is a function.  A function is said to
+only pass its arguments on if its body, beside a docstring and imports, is one call whose arguments are parameters of
+the function, attributes of them, or literals.
 """
 
 import argparse

@@ -2,10 +2,11 @@
 
     python benchmarks/questions.py [--rows 1000] [--only NAME ...] [--limit 60] [--json]
 
-Each question is asked once to compile and once for the clock, with as many rows as are asked for but no more than the
-rate of the first time allows within the limit.  Walls are beside CPU seconds, which other work on the machine changes
-less.  "points" is how many values of the base's profile, or of the integrand, a row takes: told where it is known from
-the constants of the method.  Rates below 1,000 rows a second of wall time are marked.  Names match by their beginning.
+Each question is asked with 8 rows to compile, with 8 rows to guess its rate, and then with --rows rows, or fewer if by
+the guess they take over half of --limit.  If that call takes less than half of --limit, it is made again and the second
+call counts.  Walls are beside CPU seconds, which other work on the machine changes less.  "points" is how many values
+of the base's profile, or of the integrand, a row takes; it is given if the method's constants decide it.  Rates below
+1,000 rows a second of wall time are marked.  --only takes beginnings of names.
 """
 
 import argparse
@@ -24,7 +25,7 @@ FIRST_ROWS = 8
 
 
 def questions():
-    """By name: (question of so many rows, values that a row takes or None)."""
+    """By name: (function of the number of rows that asks the question, values that a row takes or None)."""
     noise = lambda n: np.random.default_rng(0).uniform(0.7, 8.0, n)
     gaussian = lambda n: ja.Gaussian(noise(n))
     sgd = lambda n: ja.dp_sgd(noise(n), 0.01, 1000)

@@ -22,7 +22,7 @@ RUN = (1.0, 0.01, 1000)
 """Noise multiplier, sampling probability and steps of the readings."""
 FPR = 0.001
 GRIDS = (1e-3, 1e-4)
-"""Discretisation intervals of their loss distributions; 1e-4 is the default of both."""
+"""Discretisation intervals of the loss distributions that riskcal and gdpnum read; 1e-4 is the default of both."""
 
 
 def timed(question):
@@ -38,7 +38,7 @@ def side(value, bounds):
 
 
 def ours(rows, backend="auto"):
-    """Seconds of our calibrations, by that backend, and readings, one after the other."""
+    """Yield the seconds of each of our calibrations, which run on `backend`, and of each of our readings."""
     rng = np.random.default_rng(0)
     q, steps = 10.0 ** rng.uniform(-2.5, -0.7, rows), np.round(10.0 ** rng.uniform(2.0, 4.0, rows))
     run = {"sampling_probability": q, "steps": steps}

@@ -218,7 +218,7 @@ def printed(words):
 
 
 def swept():
-    """A small grid, with a row that is refused and one that is not decided narrowly."""
+    """The table of a small grid: the contour engine answers two rows, the lattice engine one."""
     with tempfile.TemporaryDirectory() as folder:
         grid, out = pathlib.Path(folder) / "grid.csv", pathlib.Path(folder) / "out.csv"
         grid.write_text(

@@ -1,11 +1,11 @@
-"""Selections a CPU second: "run K times, keep the best" over bases that are new, at the exact worst case over scores.
+"""Selections a CPU second: "run K times, keep the best" over new bases, in the exact worst case over scores.
 
     python benchmarks/selection.py [--gaussians 100] [--dp-sgd 16] [--rtol 1e-3] [--rounds 3] [--backend xla] [--json]
 
 Every selection of every round has a base of its own that no earlier call has seen: a Gaussian (noise 1 to 20), or a
 DP-SGD run (noise .8 to 5, sampling probability .002 to .1, 100 to 10,000 steps), log-uniform.  K and delta (1e-9 to
-1e-3) are drawn anew, too.  "again" asks the same question once more, when the curves of the bases are kept.  A first
-round apart warms imports and, with --backend xla, compiles.  The last line solves the noise of tuned DP-SGD runs.
+1e-3) are drawn anew, too.  "again" asks the same question once more, when the curves of the bases are kept.  A round
+before the others imports and, with --backend xla, compiles.  The last line solves tuned DP-SGD runs for their noise.
 Figures are CPU seconds of the process, all threads together; medians of the rounds.  Widths are upper - lower as a
 share of upper.
 """

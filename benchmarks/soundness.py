@@ -8,15 +8,16 @@ are in soundness_draws.py; what is printed at the end is in soundness_report.py.
 
 *attack* (the default): noise 1e-12 to 1e170, Laplace scales 1e-10 to 1e10, sampling probabilities 1e-300 to 1, steps 1
 to 2^53, delta 1e-300 to .999, eps 0 to 1e300, finite laws with atoms of 1e-300, compositions of up to 50 unlike
-mechanisms, every relation.  An answer is *false* where
+mechanisms, every relation but zero_out.  An answer is *false* where
 
-* a threshold test by mpmath, on one output, on any of them, on all of them, or on their sum, exceeds what it allows;
-* it exceeds the answer without sampling;
-* the same question with more noise, fewer steps, less sampling or a larger delta has a larger lower end than its upper;
-* the lattice and the contour engine contradict each other, or status is "contradiction".
+* a threshold test by mpmath (on one output, on any, on all, or on their sum) shows that its upper end is too small;
+* its upper end exceeds the one without sampling;
+* its upper end is below the lower end for more noise, fewer steps, less sampling or a larger delta;
+* its ends are out of order, or delta and epsilon, or the lattice and the contour engine, contradict each other.
+Answers with status "contradiction" are counted apart.
 
 *verify*: the ordinary range (noise .2 to 100, steps to 1e6, delta from 1e-30), stratified, put to ball arithmetic
-(`ja.verify`); each bracket is then asked about again with one end moved 1e-4 the wrong way, which must be refuted.
+(`ja.verify`).  If a bracket is verified, brackets that lie 1e-4 below and above it must not be verified.
 """
 
 import argparse
@@ -45,13 +46,13 @@ from soundness_report import done_before, report_attack, report_verified
 import jaxacct as ja
 
 MEMORY_BYTES = 2**25
-"""Limit of the lattice engine in bytes: it then answers in about a second, if with a wide bracket."""
+"""Limit of the lattice engine in bytes: it then answers in about a second, but its bracket may be wide."""
 FAMILIES = ("dp_sgd", "gaussian", "one_step", "laplace", "finite", "without_replacement", "mixed")
 """Kinds of configurations; block k of the attack draws from one of them, in turn."""
 RELATIONS = ("add_or_remove_one", "remove_one", "add_one")
 """Relations under which every mechanism has an answer."""
 ATTACK_SEED = 20261123
-"""Seed of the attack; each block has its number beside it."""
+"""Seed of the attack; each block is drawn from this seed and the block's number."""
 
 
 # --- one block of each family -------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def keep_widths(record, sigma, bounds):
 
 
 def batch(rng, record, sigma, q, steps):
-    """A batch of DP-SGD runs: epsilon, tests, the run without sampling, a more private neighbour; delta."""
+    """Check epsilon of DP-SGD runs by tests, by runs without sampling and by more private runs; delta by epsilon."""
     size = sigma.size
     delta, relation = deltas(rng, size), str(rng.choice(RELATIONS))
     run = ja.dp_sgd(sigma, q, steps)
@@ -126,7 +127,7 @@ def batch(rng, record, sigma, q, steps):
     if back is None:
         return
     for i in range(size):
-        # delta falls with eps: beyond the upper end it is at most the target, before the lower end at least
+        # delta falls as eps grows: it is at most delta[i] from the upper end on, at least delta[i] below the lower
         false = (eps[i] >= bounds.upper[i] and back.lower[i] > delta[i] * (1 + 1e-9)) or (
             eps[i] < bounds.lower[i] and back.upper[i] < delta[i] * (1 - 1e-9)
         )
@@ -148,7 +149,7 @@ def both_engines(rng, record):
 
 
 def single(rng, record, mechanism, relation):
-    """Any mechanism: epsilon against delta, and a repetition or a weaker question against it."""
+    """Check epsilon of any mechanism by its epsilon at a larger delta, and by its delta at several epsilons."""
     delta = float(deltas(rng, ()))
     bounds = ask(record, ja.epsilon, mechanism, delta, relation=relation)
     if bounds is None:

@@ -6,7 +6,7 @@ import numpy as np
 import jaxacct as ja
 
 VERIFY_SEED = 20261124
-"""Seed of the configurations that are put to ball arithmetic; each has its number beside it."""
+"""Seed of the configurations that are put to ball arithmetic; each is drawn from this seed and its number."""
 
 
 def log_uniform(rng, low, high, size=None):
@@ -35,7 +35,7 @@ def noises(rng, size):
 
 
 def finite_law(rng):
-    """Two laws on up to six outcomes, with atoms from 1e-300; now and then one that only one of them has."""
+    """Two laws on up to six outcomes, with masses from 1e-300; at times a law gives no mass to one of the outcomes."""
     size = int(rng.integers(2, 7))
     p, q = (number(rng, (1e-3, 1.0), (1e-300, 1.0), size) for _ in range(2))
     if rng.random() < 0.2:
@@ -81,7 +81,7 @@ def gaussian_tests(sigma, q, steps, direction):
         if n > 1:
             yield -mp.expm1(n * mp.log1p(-p)) if p < 1 else p, n * other
             yield mp.exp(n * mp.log(p)), mp.exp(n * mp.log(other))
-    # the sum of the outputs, by Chebyshev under the mixture, exactly under the other
+    # the sum of the outputs: P(S) from below by one-sided Chebyshev, Q(S) exactly
     if direction == "remove":
         deviation = mp.sqrt(n * (1 + q * (1 - q) * s * s))
         for z in (2, 10):

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def done_before(path):
-    """The records of whole lines, and the file cut behind them."""
+    """Return the records in the whole lines of the file, and remove an unfinished last line from the file."""
     if not path.exists():
         return []
     text = path.read_text()

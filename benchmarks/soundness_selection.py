@@ -1,11 +1,12 @@
-"""Attack on the certificates of selections: laws and bases over the whole range of float64, oracles of their own.
+"""Attack on the certificates of selections: laws and bases over the whole range of float64.
 
     python benchmarks/soundness_selection.py [--seed 0] [--count 20]
 
-`cases(seed)` yields cases without end, `check(case)` returns what is wrong with the answers to one, a list of lines.
-Nothing of the library's numerics is shared by the oracles: outcomes of small bases in every order, by sums over K; the
-base itself for K = 1; and relations that hold whatever the numbers are: ends in order and finite or open, epsilon
-falling in delta and delta in epsilon, each the inverse of the other, and no less than a constant score leaks.
+`cases(seed)` yields cases without end; `check(case)` returns a line for each thing that is wrong with a case's answers.
+For bases of few outcomes, sums over K for every order of the outcomes bound delta from below.  The library's delta of
+the base is the truth for K = 1, and times Pr[K > 0] a lower bound for any K (a constant score).  Ends must be in order,
+and infinite only with a status that says so; epsilon must fall in delta and delta in epsilon; delta at the upper
+epsilon must be at most the target; and pure epsilon must grow at most (eta + 2)-fold under TruncatedNegativeBinomial.
 """
 
 import argparse
@@ -144,7 +145,7 @@ def _masses(law: Any) -> tuple[float, float, float]:
 
 
 def _worst_order(p: np.ndarray, q: np.ndarray, law: Any, eps: np.ndarray, relation: str) -> np.ndarray:
-    """The largest hockey-stick divergence over all orders of the outcomes, of sums over K; 0 where K may be large."""
+    """The largest hockey-stick divergence over all orders of the outcomes, summed over K; 0 where K may exceed 199."""
     top = 200
     mass = law.probability(np.arange(top))
     if math.fsum(mass) < 1.0 - 1e-14:

@@ -1,12 +1,12 @@
-"""Where the time of large batches goes, and how far it is above what their arithmetic would take.
+"""Where the time of large batches goes, and its ratio to the time that their arithmetic alone would take.
 
     python benchmarks/throughput.py [--count 10000] [--repeats 3] [--least-hits 10] [--json]
 
 Typical DP-SGD as in versus_dp_accounting.py.  For epsilon queries and for calibrations of the noise multiplier:
-configurations per second; evaluations per solve, by kernel and resolution (rows that a compiled program was given);
-the share of the wall-clock time of each, the part of it that is certificate by operations counted, and what is left
-to Python; and the floor, the operations that the kernels' traces hold over the rates at which this machine does
-such operations in plain loops, measured in the same run.
+configurations per second; evaluations per solve (rows given to compiled programs), by kernel and resolution; the shares
+of the wall-clock time that each program, the certificates (by counted operations), the lattice engine and Python take;
+and the floor: the operations in the kernels' traces, times the seconds that this machine takes for each in plain loops,
+measured in the same run.
 """
 
 import argparse
@@ -165,7 +165,7 @@ def main():
         "calibration": lambda: ja.calibrate_noise_multiplier(target, DELTA, q, steps),
     }
     measured = {name: measure(solve, options.repeats) for name, solve in questions.items()}
-    rates = {name: min(each, before[name]) for name, each in seconds_each().items()}  # others may have slowed one
+    rates = {name: min(each, before[name]) for name, each in seconds_each().items()}  # other work may have slowed a run
     figures = {name: figures_of(sigma.size, rates, *taken) for name, taken in measured.items()}
     figures["nanoseconds an operation, all cores"] = {name: 1e9 * each for name, each in rates.items()}
     if options.json:

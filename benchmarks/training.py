@@ -3,17 +3,17 @@
     PYTHONPATH=. python benchmarks/training.py [--opacus PYTHON]
 
 The network is the small convolutional one of 26,010 parameters for 28 x 28 images that the tutorials of DP-SGD
-libraries share; a batch has 256 examples.  Steps are timed in turn, round by round, so that what else the machine does
-falls on all alike, each right after an untimed one of its own.  Rows of jax_privacy are left out where it is not
-installed; those of Opacus come from a process of the interpreter that is given, which has torch and opacus, and waits
-while the others work.
+libraries share; a batch has 256 examples.  The kinds of steps are timed in turn, round by round, so that other work on
+the machine slows all alike; before each timed step, one of its kind runs untimed.  Rows of jax_privacy are left out
+where it is not installed.  Rows of Opacus come from a process of the interpreter PYTHON, which has torch and opacus.
+The process waits while the others work.
 
 A second table has what a program costs before it runs: CPU seconds to trace and compile it, and memory: its arguments,
 results and scratch space together, as multiples of the parameters' bytes, without the batch or the data.  There the
 optimizer is Adam.
 
-Then what the trainer's loop adds to a step: the progress line with its live epsilon, a log in a file, and the ledger,
-apart.  Steps with and without them alternate, in wall time and in CPU seconds of all threads.
+Then what the trainer's loop adds to a step.  Steps with a progress line (and its live epsilon), steps with a log in a
+file and steps alone alternate, in wall time and in CPU seconds of all threads; ledger entries are timed by themselves.
 
 Last, a loop of steps so small that the host's work for a step decides.
 """
@@ -50,7 +50,7 @@ SIZE = 60_000
 CLIP_NORM = 1.0
 """Norm to which gradients are clipped."""
 LOOKS = 500
-"""Looks of a log of which the CPU seconds are taken together: reading that clock takes longer than a look."""
+"""Looks of the log whose CPU seconds are measured in one sum: reading that clock takes longer than a look."""
 NOISE = 1.1
 """Noise multiplier."""
 
@@ -126,7 +126,7 @@ def jax_privacy_step(loss, optimizer):
 
 
 class TrainerStep:
-    """The trainer's own step, one after the other: Poisson batches of 256 expected from 60,000, micro-batches of 64."""
+    """Each call takes one step of the trainer: Poisson batches of 256 expected from 60,000, micro-batches of 64."""
 
     steps = 10_000
 
@@ -304,7 +304,7 @@ def loop(module, rounds):
     data = (jnp.asarray(images), jnp.asarray(rng.integers(0, 10, SIZE)))
     step = TrainerStep(module, module.init(jax.random.key(0), images[0]), data)
     jax.block_until_ready(step())
-    log.PAUSES = (0.0, 0.0)  # on a terminal there are five lines a second at most
+    log.PAUSES = (0.0, 0.0)  # a line for every step; the default is at most five lines a second
     begin = time.perf_counter()
     step.plan.live_epsilon(1)
     table = time.perf_counter() - begin
@@ -318,7 +318,7 @@ def loop(module, rounds):
             "with its line": lambda number: line.update(number, step.carried.clip_norm),
             "with its log": lambda number: told.look(number, step.observed, (Stretch(step.plan, 0, number, ""),)),
         }
-        adds["with its log"](1)  # begins the table, which is computed aside
+        adds["with its log"](1)  # starts the thread that computes the table of epsilon
         wait_for_tables()
         times, seconds, added = ({label: [] for label in adds} for _ in range(3))
         for number in range(2, 10 * rounds + 2):
@@ -340,7 +340,7 @@ def loop(module, rounds):
         look = (time.process_time() - begin) / LOOKS
         stack.close()
         lines = pathlib.Path(folder, "log.jsonl").read_text().splitlines()
-        assert len(lines) == last + LOOKS + 2  # a step each, and where it begins and ends
+        assert len(lines) == last + LOOKS + 2  # one for each step, one for the begin and one for the end
     noted = []
     with tempfile.TemporaryDirectory() as folder, Ledger.create(f"{folder}/run.jsonl", step.plan) as ledger:
         for number in range(100):
@@ -413,7 +413,7 @@ def tiny(rounds):
 
 
 def wait_for_tables():
-    """Until the tables of epsilon are there, which threads compute."""
+    """Wait for the threads that compute tables of epsilon."""
     for thread in threading.enumerate():
         if "epsilon" in thread.name:
             thread.join()

@@ -30,7 +30,7 @@ from jaxacct.training import Plan, Source, Trainer
 from jaxacct.training.run.program import Program, Streamed
 
 BLOCK = 20
-"""Steps in a row; the batch that is loaded ahead when a block ends is one of so many."""
+"""Steps of a block, so many that the one batch that is loaded ahead at its end matters little."""
 ROWS, COLUMNS = 2**20, 1024
 """Of the file of 4 GB, in float32."""
 
@@ -120,7 +120,7 @@ def memory_of(field):
 
 
 def train_from_a_large_file(path, steps):
-    """In a process of its own: what it takes at most."""
+    """Train on the file and print the most memory that this process takes; it does nothing else."""
     data = np.memmap(path, np.float32, "r", shape=(ROWS, COLUMNS))
     plan = Plan(target_delta=1e-5, dataset_size=ROWS, expected_batch_size=BATCH, noise_multiplier=NOISE, steps=steps)
     trainer = Trainer(lambda w, x: jnp.sum((w - x) ** 2), optax.sgd(0.1), plan, CLIP_NORM)

@@ -2,10 +2,11 @@
 
     PYTHONPATH=. python benchmarks/training_transformer.py [--rounds 5] [--only float32] [--optimizer adam] [--small]
 
-Two models: "float32", layer by layer; and "bfloat16", its layers in a loop (`nn.scan`) and one table for the words that
-are read and told.  Of each step: CPU seconds to trace and to compile, scratch memory, for one more example as well, and
-the median time of a step, all steps in turn.  Rows of jax_privacy are left out where it is not installed.  Steps are
-gradient, clipping, noise and optimizer; memory for the gradients, clipped or not, is told apart.
+Two models: "float32", layer by layer; and "bfloat16", its layers in a loop (`nn.scan`), with one table for the words
+that it reads and those that it predicts.  A step is gradient, clipping, noise and optimizer.  Of each kind of step: CPU
+seconds to trace and to compile, scratch memory, and the median time; the kinds take turns.  Of the gradients alone,
+clipped or not: scratch memory, and how much more one more example takes.  Rows of jax_privacy are left out where it is
+not installed.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from jaxacct.training.step import noise
 WORDS, WIDTH, LAYERS, HEADS, LENGTH = 2048, 384, 6, 6, 64
 """Of the transformer, and of a sequence."""
 BATCHES = (4, 8)
-"""Examples; memory for one more is the difference by the difference."""
+"""Sizes of two batches; memory for one more example is the difference quotient between them."""
 
 
 class Layer(nn.Module):

@@ -3,10 +3,10 @@
     python benchmarks/tuning.py [--candidates 16] [--hidden 16] [--steps 100] [--rounds 5] [--json]
 
 DP-SGD of a small network on data of the size and shape of scikit-learn's digits (noise in their place).  Cold is the
-first call of each, compilation included; warm the median of the rounds, the ways alternating.  One after the other is
-done three times: by the same program for one candidate, its whole loop on the device; as a loop over `Trainer.fit` of
-one trainer, which is compiled once, since the learning rate is part of the optimizer's state, and goes to Python
-between two steps; and over trainers made for each learning rate, which are compiled anew.
+first call of each way, compilation included; warm is the median of the rounds, in which the ways alternate.  There are
+three ways to train one after the other: "one by one" gives the same program one candidate, whose loop is on the device;
+"one trainer's fit" calls `Trainer.fit` of one trainer, compiled once, as the learning rate is in the optimizer's state,
+with Python between two steps; "a trainer for each" makes and compiles a trainer for each learning rate.
 """
 
 import argparse

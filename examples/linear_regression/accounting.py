@@ -1,7 +1,7 @@
-"""What generalised propose-test-release costs, tuned by a private selection: three accountings of one mechanism.
+"""Three accountings of one mechanism: generalised propose-test-release whose ridge is tuned by a private selection.
 
 A candidate releases two noisy statistics (the test), one posterior sample if the test lets it pass, and a noisy score.
-README.md has the proof that its profile is at most `failure` above that of the Gaussian and the proposal composed.
+README.md proves that a candidate's delta is at most that of `test` and `proposal` composed, plus `failure`.
 """
 
 from dataclasses import dataclass
@@ -35,12 +35,12 @@ class Budget:
 
     @property
     def failure(self):
-        """Probability that the test is wrong; also what the proposal may miss its Gaussian by."""
+        """Probability that the test is wrong; also how far `proposal` may lie above the delta of its Gaussian."""
         return 0.1 * self.delta / float(self.law.mean)
 
     @cached_property
     def proposal(self):
-        """(epsilon, delta): what the posterior sample must meet, a Gaussian's profile and `failure` more."""
+        """(epsilon, delta) points that the posterior sample must meet: a Gaussian's, with `failure` added to delta."""
         gaussian = ja.Gaussian(1.0 / self.parts[3])
         epsilon = np.linspace(0.0, float(ja.epsilon(gaussian, self.failure).upper), POINTS)
         return epsilon, np.minimum(np.asarray(ja.delta(gaussian, epsilon).upper) + self.failure, 1.0)
@@ -59,7 +59,7 @@ class Budget:
         return ja.PrivacyProfile(epsilon, np.minimum(ja.delta(both, epsilon).upper + self.failure, 1.0))
 
     def point(self, delta):
-        """(epsilon, delta) of a candidate by Theorem 6.1: the test's and the proposal's points add, and the failure."""
+        """(epsilon, delta) of a candidate by Theorem 6.1: the test's point, plus the proposal's, plus (0, failure)."""
         each = 0.5 * (delta - self.failure)
         proposal = float(ja.epsilon(ja.PrivacyProfile(*self.proposal), each).upper)
         test = float(ja.epsilon(self.test, each).upper)

@@ -14,7 +14,7 @@ TARGET_CENTRE, TARGET_SPREAD = 150.0, 200.0
 """Round numbers, taken as public: age, sex, body mass index, blood pressure, six serum values; disease progression."""
 TEST_SHARE = 5
 SEARCHED, TRIED, ROUNDS = (1e-6, 1e6), 12, 5
-"""Precisions of a posterior sample: the range, and how the largest that holds is narrowed down."""
+"""Precisions of a posterior sample: the range that is searched, how many are tried in a round, and how many rounds."""
 
 
 def normalised(features, target):

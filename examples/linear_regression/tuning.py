@@ -36,9 +36,9 @@ EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 COPIES = (1, 40)
 RIDGES = 4.0 ** np.arange(1, 7)
 LEAST = 4.0
-"""A sample is worth releasing if its noise moves no prediction by more than 1/sqrt(LEAST), one standard deviation."""
+"""A sample is worth releasing if its noise gives no prediction a standard deviation above 1/sqrt(LEAST)."""
 RADIUS = 1.0
-"""The norm of theta that the methods with a constraint or a rule for their ridge reckon with."""
+"""Norm of theta: the constraint of output perturbation, and what the rules for a ridge assume."""
 TUNED = {accounting: f"tuned, {accounting}" for accounting in ACCOUNTINGS}
 PLAIN = ("OPS", "OPS-balanced", "OPS-balanced, published", "output perturbation")
 
