@@ -1,4 +1,4 @@
-"""The ledger knows that outputs were seen: whatever ends a run early, no reader claims less than the state may."""
+"""The ledger knows that outputs were seen: however early a run ends, its readers claim no less than the run's state."""
 
 import copy
 import functools
@@ -91,7 +91,7 @@ DEEPER = ("random_allocation", "truncated", "groups")
     [pytest.param(rule, marks=pytest.mark.slow if rule in DEEPER else ()) for rule in RULES if rule != "everyone"],
 )
 def test_a_stop_by_outputs_is_in_the_ledger(path, rule):
-    """For every way of drawing the ledger claims what the state does: the whole plan, of which a third was run."""
+    """For every rule both the ledger and the state claim the whole plan, of which 5 of 12 steps were run."""
     trainer = trainer_of(rule)
     state = fit(trainer, path, callbacks=[look])
     ledger = Ledger.read(path)
@@ -182,7 +182,7 @@ def test_a_refusal_before_the_first_step_leaves_the_ledger_as_it_was(path, monke
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         ends_at(4, KeyboardInterrupt(), patch)
         fit(trainer, path, **given)
-    assert upper(path) > claimed  # who interrupts may have seen what the steps before have put out
+    assert upper(path) > claimed  # who interrupts a run may have seen the outputs of its earlier steps
 
 
 def test_without_looks_and_stops_nothing_is_noted(path):
@@ -217,7 +217,7 @@ def test_a_callback_that_raises_has_looked(path, tmp_path, error, checkpoints):
         fit(trainer, path, callbacks=[raises(error)], **more)
     whole = float(trainer.plan.epsilon.upper)
     assert upper(path) == pytest.approx(whole, rel=1e-6)
-    longer = trainer_of(steps=14)  # another plan, because of what was seen
+    longer = trainer_of(steps=14)  # another plan, as one might choose after seeing outputs
     if checkpoints:
         words = refusal(fit, longer, path, **more)
         assert "may not go on with another plan" in words
@@ -261,7 +261,7 @@ def test_an_error_in_the_first_of_several_processes_is_noted(path, monkeypatch):
 
 
 def test_a_state_that_a_callback_kept_claims_no_less_than_the_ledger(path):
-    """While the callback is called it is the steps taken; afterwards the run may have been ended by them."""
+    """In the callback the state claims its steps; afterwards the whole plan, as its outputs may have ended the run."""
     kept, within = [], []
 
     def keep(state):
@@ -280,7 +280,7 @@ def test_a_state_that_a_callback_kept_claims_no_less_than_the_ledger(path):
 
 
 def test_a_second_run_is_given_nothing_of_what_was_promised(path):
-    """Of a target of 2 the first run took 5 of 12 steps; what it had left is not unspent."""
+    """The first run took 5 of the 12 steps for its target of 2; the other 7 steps count as spent."""
     trainer = trainer_of()
     fit(trainer, path, callbacks=[look])
     before = path.read_bytes()
@@ -322,7 +322,7 @@ def test_a_run_that_is_begun_in_a_callback_is_given_nothing_either(path):
 
 @pytest.mark.parametrize("far", [True, False])
 def test_a_run_that_may_go_on_beyond_its_promise_promises_more(path, far):
-    """Another run left its plan for a shorter one, so there is more room than when the outputs were seen first."""
+    """After the second run's outputs were seen, the first run changes to a shorter plan: the second has more room."""
     first, second = trainer_of(), trainer_of(target_epsilon=3.0)
     half = fit(first, path, callbacks=[lambda state: state.step == 5])
     looks = lambda step: [lambda state: state.params is not None and state.step == step]
@@ -367,7 +367,7 @@ def test_every_command_counts_what_was_promised(path, tmp_path, capsys):
 
 
 def test_an_unfinished_run_says_what_is_assumed(path, capsys):
-    """Without looks its steps count; what holds if outputs ended it is said beside."""
+    """Without looks only its steps count; `ledger show` also says what holds if outputs ended the run."""
     with Ledger.create(path, Plan(target_delta=DELTA, dataset_size=20, sampling_probability=1.0, steps=9,
                                   noise_multiplier=3.0)) as ledger:  # fmt: skip
         for step in range(4):
@@ -399,7 +399,7 @@ def as_version_1(path):
 
 @pytest.mark.parametrize("rule", ["poisson", pytest.param("random_allocation", marks=pytest.mark.slow), "fixed"])
 def test_an_old_ledger_of_an_unfinished_run_counts_its_plan_to_the_end(path, rule, capsys):
-    """It cannot tell whether outputs were seen.  A run that has finished costs what it did."""
+    """Such a ledger does not say whether outputs were seen.  A finished run costs what its steps cost."""
     trainer = trainer_of(rule)
     state = fit(trainer, path, callbacks=[look])
     as_version_1(path)
@@ -424,7 +424,7 @@ def test_a_history_without_a_ledger_tells_the_ledger_that_begins_late(path):
 
 
 def test_a_plan_that_is_left_after_looks_counts_to_its_end(path):
-    """By hand: `fit` refuses it.  A stop without looks leaves nothing."""
+    """The plan is changed by hand, as `fit` refuses to.  After a stop without looks only the steps taken count."""
     given = {"target_delta": DELTA, "dataset_size": 20, "sampling_probability": 1.0, "steps": 10}
     plan = lambda noise: Plan(**given, noise_multiplier=noise)
     for looked, steps in ((True, 10), (False, 4)):
@@ -544,8 +544,8 @@ def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, mon
 
 @pytest.mark.parametrize("cut", [False, True], ids=["", "killed before its promise is noted"])
 def test_a_pass_that_another_program_begins_again_costs_one_more(path, monkeypatch, cut):
-    """Steps 0 to 6, then 4 to 7 by another program: a record is in one batch of the first pass, and in a batch of the
-    second pass twice.  These are the three passes that the target allows, whatever was seen: the run ends after step 8.
+    """Steps 0 to 6 run, then another program runs 4 to 7: a record is in one batch of steps 0 to 3, and from step 4 on
+    in one batch of each program.  The target allows three passes, whatever was seen, so the run ends after 8 steps.
     """
     given = {"checkpoints": path.with_name("run"), "checkpoint_every": 4}
     real = RunLedger.note
@@ -573,7 +573,7 @@ def test_a_pass_that_another_program_begins_again_costs_one_more(path, monkeypat
 
 
 def test_a_pass_whose_noise_falls_counts_with_what_it_would_have_had(path, capsys):
-    """Seen in the middle of a pass: its least noise is still to come, and takes the place of that so far."""
+    """Outputs are seen within a pass. Its least noise is yet to come, and counts instead of the least noise so far."""
     trainer = trainer_of("fixed", noise_schedule=((3, 1.0), (6, 1.6), (None, 1.2)))
     state = fit(trainer, path, callbacks=[lambda state: state.step == 6 and state.params is not None])
     seen = [line for line in lines(path) if line["kind"] == "seen"]

@@ -57,7 +57,7 @@ def trainer_of(plan, loss=linear, clip=1.0, **more):
 
 
 def states_of(trainer, data, state=None, **more):
-    """{step: parameters} of a run, and its last state; it may be cut off by an error, which is the state then."""
+    """Return {step: parameters} of a run, and its last state or the error that cut the run off."""
     seen = {}
     keep = lambda state: seen.update({state.step: np.asarray(state.params)})
     state = trainer.init(np.zeros(3, np.float32), KEY) if state is None else state
@@ -134,7 +134,7 @@ def test_equal_keys_give_what_resident_data_give(equal_keys, sampling):
 def test_equal_keys_give_the_same_of_users_keys_of_examples_and_adaptive_norms(equal_keys):
     """Every part of a step that draws: users, examples of a user, the model's own randomness, and the clip norm."""
     plan = plan_of(20, 0.5, noise=0.5, steps=5, unit="user")
-    users = np.random.default_rng(1).integers(0, 17, 60)  # three have none
+    users = np.random.default_rng(1).integers(0, 17, 60)  # of 20 users four have no example
     loss = lambda w, x, key: jnp.dot(w, x * jax.random.bernoulli(key, 0.5, x.shape))
     trainer = trainer_of(plan, loss, AdaptiveClip(0.5), rngs=True, examples_per_user=2)
     resident, first = states_of(trainer, ROWS, users=users)
@@ -191,7 +191,7 @@ def test_parts_of_several_kinds_make_one_example(tmp_path):
 
 
 def test_a_run_compiles_before_its_first_step_alone():
-    """Batches of no micro-batch, of one and of several."""
+    """Later steps compile nothing, whether their batch has no micro-batch, one or several."""
     trainer = Trainer(linear, optax.sgd(0.1), plan_of(60, 0.02, steps=40), 1.0, micro_batch=1)
     compiled, at, sizes = [], [], []
     listen = lambda name, seconds, **more: compiled.append(name) if "backend_compile" in name else None
@@ -324,7 +324,7 @@ def trainer_epsilon(trainer):
 
 
 def test_other_examples_under_a_draw_that_was_used_are_refused(killed_run):
-    """The noise would be another one, the draw the same; together they tell more than two draws."""
+    """Two releases of one draw, each with its own noise, would tell more than releases of two draws."""
     trainer, _, more = killed_run
     before = entries(more["ledger"])
     changed = ROWS + np.float32(1e-3)
@@ -358,7 +358,7 @@ def test_without_a_ledger_a_killed_run_counts_whole(tmp_path):
 
 
 def test_continuations_of_one_state_have_draws_of_their_own(path):
-    """Whatever the source has become meanwhile: equal draws under different noise are no two independent releases."""
+    """The source may have changed meanwhile; two releases with equal draws and different noise are not independent."""
     trainer = trainer_of(plan_of(60, 0.3, steps=2))
     first = trainer.init(np.zeros(3, np.float32), KEY)
     batches = set()
@@ -370,7 +370,7 @@ def test_continuations_of_one_state_have_draws_of_their_own(path):
 
 @pytest.mark.parametrize("sampling", [pytest.param("fixed_batches", marks=pytest.mark.slow), "random_allocation"])
 def test_a_fit_that_does_not_repeat_begins_a_pass_of_its_own(sampling, path):
-    """A record may lie elsewhere in the source by then, and be in two batches of one pass."""
+    """Records may have moved in the source. If the old pass went on, a record could be in two of its batches."""
     rule = RULES[sampling]
     plan = Plan(target_delta=1e-5, dataset_size=60, noise_multiplier=1.0, steps=4, sampling=sampling, **rule)
     trainer = trainer_of(plan)
@@ -441,14 +441,14 @@ def test_after_an_error_of_the_source_the_run_goes_on_where_it_was(prefetch, wor
 
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_an_interrupt_while_the_source_is_waited_for(prefetch, tmp_path, capsys):
-    """The signal comes while an item is being loaded; without a ledger, too, the run goes on where it was.
+    """The signal comes while an item is being loaded; the run has no ledger, and goes on from its checkpoint.
 
-    It may reach the main thread between a step and its callback.
+    The signal may reach the main thread between a step and its callback.
     """
     # a shell that starts the tests in the background has interrupts ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
     rows = Rows(ROWS)
-    loaded = itertools.count()  # whose steps are atomic, unlike a look at the length of a list
+    loaded = itertools.count()  # `next` of a count is atomic, unlike a look at the length of a list
     rows.at = lambda number: next(loaded) == 100
     rows.act = lambda number: os.kill(os.getpid(), signal.SIGINT) or ROWS[number]
     trainer = trainer_of(plan_of(60, 0.3, steps=12))

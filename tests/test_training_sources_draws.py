@@ -33,7 +33,7 @@ def numbers_of(q=0.0, size=1, position=0):
 
 
 def on_both(rule, size, cases):
-    """[(of the device, of the host)] for (words, numbers), in one compiled program."""
+    """Yield (indices of the device, indices of the host) for each case, from one compiled program."""
     one = lambda words, pass_words, now: draw(rule, key_of(words), key_of(pass_words), size, now)
     run = jax.jit(one)
     for words, pass_words, now in cases:
@@ -65,7 +65,7 @@ def test_a_sample_of_many_records_is_drawn_in_pieces(monkeypatch):
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert most < 14e6 and 3500 < whole.size < 4900  # words of all together take 17e6
+    assert most < 14e6 and 3500 < whole.size < 4900  # the words of all records take 17e6 bytes
     monkeypatch.setattr(sampler, "_HOST_PIECE", 2**24)
     np.testing.assert_array_equal(draw_on_host(rule_of("poisson"), WORDS[0], OTHERS[0], 2**22 + 5, now), whole)
 
@@ -97,7 +97,7 @@ def test_every_rule_draws_the_same_records(name):
 
 
 def test_high_words_that_are_equal_are_decided_by_the_low_ones():
-    """At a rate whose high word is one that is drawn; chance alone would need 2^32 records."""
+    """The rate's threshold has the high word of record 40; a random word equals it once in 2^32 draws."""
     key = noise.host_stream(WORDS[0], noise.SAMPLING)
     high, low = host_bits(key, 2 * 101).reshape(2, 101)
     counts = []
@@ -111,7 +111,7 @@ def test_high_words_that_are_equal_are_decided_by_the_low_ones():
 
 @pytest.mark.parametrize("number", [1, 3, 2**31 + 1])
 def test_slots_that_are_drawn_again_are_the_same(number):
-    """Of 2^31 + 1 slots one multiple fits in 2^32: about half of the words are drawn again."""
+    """The range of 2^31 + 1 slots fits only once into 2^32, so that about half of the words are drawn again."""
     _, now = host_split(WORDS[1])
     assert (host_bits(now, 101) > 2**31).sum() > 20
     device = jax.jit(sampler.slots, static_argnums=1)(key_of(WORDS[1]), 101, np.uint32(number))

@@ -124,7 +124,7 @@ def test_audit_of_one_step_finds_its_epsilon_and_no_more():
 
 @pytest.mark.slow  # the deviation is tested above; test_audit_sound.py has an audit of steps with too little noise
 def test_audit_catches_noise_of_the_wrong_scale(monkeypatch):
-    """Noise on the mean of what belongs on the sum, divided by the batch size once too often."""
+    """The sum's noise is divided by the batch size before it is added, and again when the mean is taken."""
     from jaxacct.training.step import noise
 
     right = noise.add

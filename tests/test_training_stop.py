@@ -46,12 +46,12 @@ def test_following_the_plan_needs_no_accounting(path, monkeypatch):
 
 @pytest.mark.parametrize("replays", [{3: 1.0}, {40: 1.0}, {3: 2.0, 4: 0.9}, {0: 0.7, 49: 5.0}, {10: 0.26}], ids=str)
 def test_the_stop_comes_just_in_time(path, replays):
-    """No step is allowed after which the closed form exceeds the target, and none forbidden that would not."""
+    """A step is allowed exactly if the closed form, with this step counted, does not exceed the target."""
     with Ledger.create(path, TARGETED) as ledger:
         done = trained(TARGETED, ledger, replays)
         spent = [TARGETED.at(s).noise_multiplier ** -2.0 for s in range(done)]
         spent += [(TARGETED.at(s).noise_multiplier * x) ** -2.0 for s, x in replays.items() if s < done]
-        if done not in (s + 1 for s in replays):  # a replay itself is not asked for
+        if done not in (s + 1 for s in replays):  # no replay asks the plan
             assert gaussian_epsilon(math.sqrt(sum(spent))) <= 1.0
         if done < 50:
             more = TARGETED.at(done).noise_multiplier ** -2.0
@@ -95,7 +95,7 @@ def test_the_stop_of_fixed_batches(path, replays, done):
 
 
 def test_another_partition_in_a_pass_costs_a_pass(path):
-    """Shuffled anew in the middle of the last pass, the steps left cost another Gaussian, for which nothing is left."""
+    """After a new shuffle within the last pass its further steps cost another Gaussian, which exceeds the target."""
     plan = Plan(target_epsilon=1.0, **FIXED, expected_batch_size=100, epochs=2)
     with Ledger.create(path, plan) as ledger:
         for step in range(15):
@@ -134,7 +134,7 @@ def test_a_filter_does_not_meet_its_target_after_a_larger_one(path):
 
 
 def test_what_was_certified_of_one_run_says_nothing_of_a_dearer_one(path):
-    """Each of two runs of a tuning has one other release; that of the second is above the target by itself."""
+    """Each of the ledger's two runs has a release beside its steps; that of the second run alone exceeds the target."""
     given = {"target_delta": DELTA, "dataset_size": 20, "sampling_probability": 1.0, "noise_multiplier": 9.0}
     plan = Plan(**given, steps=3, repetitions=ja.selection.PointMass(2))
     plan = Plan.of(plan.segments, plan, target_epsilon=float(plan.epsilon.upper) * 1.5)
@@ -172,7 +172,7 @@ RISING = ("fixed_order",)
 @given(st.sampled_from([*RULES]), st.sampled_from([None, *SCHEDULES]), st.data())
 @settings(max_examples=100, deadline=None)
 def test_the_stop_expects_exactly_what_the_entries_will_cost(rule, schedule, data):
-    """Too little would let a step pass that exceeds the target, too much would end a run that was looked at too early.
+    """Too low, it would allow a step that exceeds the target; too high, it would end a run too early after a look.
 
     Passes of fixed batches and rounds are drawn anew ("a", "b", ...); groups and a fixed order stay for the whole run.
     """

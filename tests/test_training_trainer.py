@@ -72,7 +72,7 @@ def test_nothing_is_released_that_is_not_on_record(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("still_steps")
 def test_a_run_within_a_run_leaves_the_outer_ones_entries_what_they_are(path):
-    """A callback trains on the same open ledger, by another batch rule: as its own, the outer steps cost much more."""
+    """A callback trains on the same open ledger by another batch rule. In its run the outer steps would cost more."""
     outer = plan_of(10, 0.2, steps=5, sampling="fixed_batches", relation="zero_out")
     inner = plan_of(10, 0.2, steps=1, relation="zero_out")
     data = np.ones((10, 2), np.float32)
@@ -89,7 +89,7 @@ def test_a_run_within_a_run_leaves_the_outer_ones_entries_what_they_are(path):
     own, *others = [ledger.runs[name] for name in sorted(ledger.runs, key=lambda name: -ledger.runs[name].steps)]
     assert own is ledger.runs[state.history.ledger.run] and {entry.sampling for entry in own.seen} == {"fixed_batches"}
     assert own.numbers == set(range(5)) and sorted(other.steps for other in others) == [0, 1]
-    trainers[0].fit(state, data, ledger=path, progress=False)  # its mark is of its own run
+    trainers[0].fit(state, data, ledger=path, progress=False)  # the state's mark names the outer run
 
 
 @pytest.mark.usefixtures("still_steps")
@@ -168,7 +168,7 @@ def test_keys_follow_from_everything_that_decides_a_step():
 
 @pytest.mark.parametrize("size", [3, 5000])
 def test_arrays_that_a_loss_closes_over_are_part_of_the_program(size):
-    """At the top, inside a loop and inside a rule of its own; also where JAX passes them as hidden arguments."""
+    """The array is used directly, in a loop or in a custom derivative rule; JAX may pass it as a hidden argument."""
 
     def program(value, place):
         array = jnp.zeros(size).at[size // 2].set(value)
@@ -245,7 +245,7 @@ def test_a_stop_by_outputs_costs_what_the_ledger_holds_and_the_rest_of_the_plan(
     again = trainer.fit(state, data.at[0, 0].add(1.0), ledger=tmp_path / "run", callbacks=stop, progress=False)
     assert float(again.epsilon.upper) == epsilon(2 + 6) and again.epsilon.kind == "certified"
     ended = trainer.fit(half, data, ledger=tmp_path / "run", progress=False)
-    assert (ended.stopped, float(ended.epsilon.upper)) == ("finished", epsilon(6 + 1 + 2))  # 2 and 3 with other data
+    assert (ended.stopped, float(ended.epsilon.upper)) == ("finished", epsilon(6 + 1 + 2))  # 3 are of other data
 
 
 @pytest.mark.usefixtures("still_steps")
@@ -260,7 +260,7 @@ def test_a_stop_by_outputs_in_fixed_batches_costs_every_pass(tmp_path):
 
 @pytest.mark.usefixtures("still_steps")
 def test_other_data_in_the_middle_of_a_pass_are_another_pass(tmp_path):
-    """Their batches were cut anew: a record may be in a batch of both, so that the step costs a Gaussian more."""
+    """Other data are cut into batches anew: a record may be in a batch of each pass, and each pass costs a Gaussian."""
     plan = Plan(
         target_epsilon=1.0,
         target_delta=1e-5,

@@ -111,10 +111,10 @@ def test_ghost_clipping_takes_a_users_examples_for_rows(method):
     assert trainer.norm_methods(params, DATA) == {"['w']": method}
 
 
-@pytest.mark.slow  # in quick tests Poisson samples of users are drawn, and all users without replacement
+@pytest.mark.slow  # quick tests draw Poisson samples of users, and samples without replacement that hold all users
 @pytest.mark.parametrize("sampling", ["random_allocation", "truncated_poisson", "without_replacement", "fixed_batches"])
 def test_every_way_of_sampling_draws_users(sampling):
-    """Users are the units of any rule: with noise of nothing each is drawn whole or not at all."""
+    """Users are the units of any rule: a sum with next to no noise shows each user drawn whole or not at all."""
     more = {"cap": 2} if sampling == "truncated_poisson" else {}
     plan = plan_of(users=4, sampling=sampling, sampling_probability=0.5, **more)
     data = np.repeat(np.eye(4, dtype=np.float32), 2, axis=0)
@@ -137,7 +137,7 @@ def test_records_and_users_are_not_added_up(tmp_path, monkeypatch, still_steps):
     of_users = shared(linear, sgd(1.0), plan_of(noise=1.0, steps=3), examples_per_user=3)
     for more in ({}, {"ledger": tmp_path / "run"}):
         assert "use one unit for both" in refusal(of_users.fit, state, DATA, users=USERS, progress=False, **more)
-    monkeypatch.setattr(Ledger, "_require_unit", lambda *_: None)  # ledgers of before that was looked at
+    monkeypatch.setattr(Ledger, "_require_unit", lambda *_: None)  # as in ledgers from before units were checked
     with Ledger.create(tmp_path / "both", records) as ledger:
         ledger.begin(plan_of(noise=1.0))
         assert "do not add up" in refusal(ledger.epsilon, 1e-5)
@@ -161,7 +161,7 @@ def test_bad_users_are_refused(call, text):
 
 
 def test_a_user_without_examples_is_in_no_count():
-    """Else a user who comes to have a long one would move the count of an adaptive clip norm by 1, not by 1/2."""
+    """Else giving the user one long example would move the count of an adaptive clip norm by 1, not by 1/2."""
     told = []
     step_of(DATA, USERS, 3, log=told.append)
     assert [record["not_private"]["members"] for record in told if record["event"] == "step"] == [3]

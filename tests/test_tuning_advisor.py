@@ -15,7 +15,7 @@ TARGET, DELTA = 2.0, 1e-5
 
 @pytest.fixture(scope="module")
 def by_noise():
-    """Whole batches, which are Gaussians and quick: E[K] for which noise is solved."""
+    """Advice whose noise is solved for, given E[K]; batches are whole, as their Gaussians are quick."""
     shares = [1.0, 0.25]
     return advisor.advise(TARGET, DELTA, 1000, 1.0, steps=2, candidates=[3, 9], shares=shares, families=["poisson"])
 

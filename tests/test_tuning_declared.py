@@ -97,7 +97,7 @@ def test_what_cannot_be_trained_is_refused_before_it_is_paid_for(tmp_path, more)
 
 @pytest.mark.parametrize("kind", ["relation", "unit"])
 def test_a_tuning_for_other_neighbours_than_the_ledger_is_refused(tmp_path, kind, monkeypatch):
-    """Fixed batches and records: their guarantees are none for records that are added, and none for users."""
+    """A guarantee of fixed batches does not cover added records, and a guarantee for records does not cover users."""
     monkeypatch.setattr(tuning_run, "whole", None)  # refused before the cost is computed, which takes seconds
     asked = {"unit": "user"} if kind == "unit" else {}
     if kind == "relation":
@@ -115,7 +115,7 @@ def test_a_tuning_for_other_neighbours_than_the_ledger_is_refused(tmp_path, kind
 
 
 def test_tune_with_notes_nothing_in_a_ledger_of_another_relation(tmp_path):
-    """Two runs of .5-DP for a replaced record are no such runs for one that is added, by the same ledger."""
+    """A run that is 0.5-DP when a record is replaced may not be when one is added, which is the ledger's relation."""
     path, once = tmp_path / "ledger", SETTINGS | {"repetitions": None}
     law, asked = selection.PointMass(2), {"target_delta": 1e-5, "score": float, "relation": "replace_one"}
     with Ledger.create(path, Plan(noise_multiplier=20.0, **once)) as ledger:
@@ -263,7 +263,7 @@ def exact_count(values, unit=2.0**-20):
 
 
 def test_one_record_more_moves_a_count_by_at_most_one_whatever_it_is():
-    """The unit once followed the number of records: 2^19 of 2^-5, then one of 0, and the count fell by 2^14."""
+    """The unit once depended on the number of records: a 0 after 2^19 records of 2^-5 made the count fall by 2^14."""
     data = np.full(2**19, 2.0**-5, np.float32)
     count = float(exact_count(data))
     assert count == 2.0**14

@@ -23,8 +23,8 @@ def plan():
 def test_every_candidate_has_the_least_noise_for_one_epsilon(plan):
     assert [one.steps for one in plan.plans] == [1, 2, 8] and plan.relation == "add_or_remove_one"
     noise = np.array([one.noise_multiplier for one in plan.plans])
-    np.testing.assert_allclose(noise / np.sqrt([1.0, 2.0, 8.0]), noise[0], rtol=2e-4)  # of Gaussians: one law
-    # equal profiles mix to themselves: what a single plan needs is what they have
+    np.testing.assert_allclose(noise / np.sqrt([1.0, 2.0, 8.0]), noise[0], rtol=2e-4)  # all runs are one Gaussian
+    # a mixture of equal profiles is that profile, so that each plan has the noise of a single plan
     alone = ja.calibrate_noise_multiplier(6.0, DELTA, 1.0, 1, repetitions=LAW).value
     assert 5.98 < plan.epsilon.upper <= 6.0 and float(alone) == pytest.approx(noise[0], rel=3e-3)
 

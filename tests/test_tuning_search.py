@@ -1,4 +1,4 @@
-"""Searches that look at what came before, rounds with public winners, several winners: run, and accounted for so."""
+"""Adaptive searches, rounds with public winners and several winners are run, and accounted for as such."""
 
 import functools
 import json
@@ -165,7 +165,7 @@ def test_rounds_follow_the_public_winners_and_are_a_composition(tmp_path, forced
 
 
 def test_stopping_after_a_round_claims_no_less():
-    space = tuning.Adaptive(lambda history, key: {"rate": 0.1})  # of which rounds are accounted for at once
+    space = tuning.Adaptive(lambda history, key: {"rate": 0.1})  # its rounds take no time to account for
     best = in_rounds(space=space, rounds=2, update=lambda winners: None)
     assert len(best.winners) == 1
     assert best.epsilon.upper == in_rounds(space=space, rounds=2, update=lambda winners: space).epsilon.upper
@@ -197,7 +197,7 @@ def test_the_space_of_a_later_round_may_not_keep_state():
 @pytest.mark.parametrize(
     "more",
     [
-        pytest.param({"rounds": 2}, marks=pytest.mark.slow),  # solved for through two selections composed: ten seconds
+        pytest.param({"rounds": 2}, marks=pytest.mark.slow),  # ten seconds: solves for the noise of two selections
         {"top": 2},
         {"candidates": "adaptive"},
         {"rounds": 2, "candidates": "adaptive"},
@@ -214,7 +214,7 @@ def test_a_search_plan_meets_its_target_with_the_whole(more):
     assert best.candidates == more.get("candidates", "iid")
 
 
-@pytest.mark.slow  # the profiles of two compositions of selections on a grid, by the lattice
+@pytest.mark.slow  # the lattice computes two profiles, each of composed selections
 def test_a_private_score_of_rounds_costs_its_share():
     score = tuning.PrivateScore(lambda w, x: jnp.exp(-jnp.sum((w - x) ** 2)), DATA[:7])
     assert "give it for several winners or rounds" in refusal(in_rounds, rounds=2, score=score)

@@ -123,9 +123,9 @@ def test_what_does_not_fit_is_refused_in_one_line(change, words):
 
 
 def test_keys_frozen_parameters_and_a_private_loss(data, monkeypatch):
-    """As the trainer's step by hand: dropout by the example's key, a part frozen, an optimizer that asks for value.
+    """As the trainer's step by hand: dropout by each example's key, a frozen part, an optimizer that reads the loss.
 
-    The plan has a schedule, and each candidate a clip norm of its own.  A second call of the program is not full.
+    The plan has a schedule, and each candidate a clip norm of its own.  The program's second call has 2 steps, not 3.
     """
     monkeypatch.setattr(candidates, "STEPS_PER_CALL", 3)
     plan = SCHEDULE

@@ -67,7 +67,7 @@ def test_without_a_share_only_the_final_run_counts_and_with_all_only_the_tuning(
 
 
 def test_the_whole_holds_for_every_score_order_of_a_finite_base():
-    """All orders of three outputs, all of K by its generating function, against the profile of the whole."""
+    """Each score order of three outputs, with the winner's law summed over all K, is below the profile of the whole."""
     rng = np.random.default_rng(3)
     for q, law in ((0.2, selection.Geometric(0.3)), (0.7, selection.Poisson(2.0))):
         (p1, q1), (p2, q2) = (rng.dirichlet(np.full(3, 2.0), 2) for _ in range(2))
@@ -101,7 +101,7 @@ def test_exact_worst_case_is_below_the_envelope(variant):
 
 @pytest.fixture(scope="module", autouse=True)
 def few_points():
-    """Few points of the tuning's profile, upper ends all: plans are made quickly."""
+    """Plans are made quickly, through few points of the tuning's profile, which are all upper ends."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tuning_plans, "TUNING_POINTS", 8)
         yield
@@ -111,7 +111,7 @@ SETTINGS = {"target_epsilon": 2.0, "target_delta": DELTA, "dataset_size": 200, "
 
 
 def plan_of(points=None, **changed):
-    """A plan, through more points than the others where they are given."""
+    """Return a plan.  points : the number of points of its tuning's profile, by default as few as `few_points` sets."""
     with pytest.MonkeyPatch.context() as patch:
         if points is not None:
             patch.setattr(tuning_plans, "TUNING_POINTS", points)
@@ -156,7 +156,7 @@ def test_settings_share_one_guarantee(monkeypatch):
     # Gaussians with the same (epsilon, delta) have the same sigma / sqrt(steps)
     assert long.tuning_noise / short.tuning_noise == pytest.approx(np.sqrt(3.0), rel=1e-3)
     assert ja.epsilon(ja.repeat(ja.Gaussian(short.tuning_noise), 2), DELTA).upper == pytest.approx(2.0, rel=1e-3)
-    # of Gaussians all profiles are then one, that of a single setting; through points it costs a little more
+    # all settings then have the profile of a single one; their mixture, through points, costs a little more
     monkeypatch.setattr(tuning_plans, "least_noise", lambda epsilon, target, near: short.tuning_noise)
     alone = plan_of(20, steps=2).epsilon.upper
     assert alone * 0.999 <= whole.epsilon.upper <= 1.3 * alone

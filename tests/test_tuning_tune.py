@@ -81,7 +81,7 @@ def test_the_whole_meets_its_target(monkeypatch):
 
 
 def test_the_best_of_all_candidates_wins(forced):
-    """The scores that were seen, by a score that remembers them."""
+    """The score function records every score that it gives."""
     seen = []
 
     def score(w):
@@ -163,7 +163,7 @@ def test_ties_go_to_the_candidate_drawn_first(forced):
     for count in (1, 4):
         forced(count)
         configs.append(run(GEOMETRIC, space, lambda w: 0.0, make, key=KEY).config)
-    assert configs[0] == configs[1]  # though candidates are trained in groups, by their words
+    assert configs[0] == configs[1]  # though candidates are trained in groups, one for each name
 
 
 def test_no_candidate_at_all_looks_at_no_data(forced):
@@ -277,7 +277,7 @@ def test_the_noise_of_a_private_score_is_there():
 
 
 def test_one_record_moves_a_count_by_at_most_one_whatever_the_size():
-    """Across 2^29 units of 2^-10 float32 doubles its spacing, and rounding a sum there once made 1.03125 of 1."""
+    """At a sum of 2^29 units of 2^-10 the spacing of float32 doubles. Rounding there once made a move of 1 1.03125."""
     parts = jax.jit(lambda data: units(lambda _, x: x, 0.0, data, 2.0**-20))
     count = lambda data: np.dot(np.asarray(parts(data), np.int64), [2**10, 1]) * 2.0**-20
     data = np.zeros(2**20, np.float32)

@@ -77,7 +77,7 @@ def one_step(sigma, q, direction, alpha):
 def integrated(law, direction, eps, reach=13, method="gauss-legendre"):
     """delta of two steps, to 1e-12: the outer integral by mpmath, from the definition, to `reach` deviations.
 
-    Far in the tail the edges of the second step of add are as good as singular, which tanh-sinh bears.
+    For add, the integrand is almost singular at the edges far in the tail; tanh-sinh can integrate it.
     """
     sigma, q, other_sigma, other_q = law
     with mpmath.workdps(20):
@@ -212,7 +212,7 @@ LAW = st.tuples(ANY["sigma"], ANY["q"], ANY["sigma"], ANY["q"])
 @settings(deadline=None, max_examples=12)
 @given(LAW, st.sampled_from(DIRECTIONS), extreme(1e-300, 0.999), st.floats(1.05, 3.0))
 def test_monotone_in_everything(law, direction, delta, factor):
-    """More noise, less sampling, a larger delta and one step less never have a lower end above this one's upper end."""
+    """With more noise, less sampling, a larger delta or one step less, no lower end exceeds this law's upper end."""
     sigma, q, other_sigma, other_q = law
     low, high = epsilon_of(direction, law, delta)
     assert 0.0 <= low[0] <= high[0]
@@ -226,7 +226,7 @@ def test_monotone_in_everything(law, direction, delta, factor):
 
 
 def digits_for(law, eps):
-    """Digits that a difference of such probabilities takes."""
+    """Return how many digits a difference of the law's probabilities needs."""
     sigma, q, other_sigma, other_q = law
     smallest = min(q, other_q, 1 - q, 1 - other_q, 1 / sigma, 1 / other_sigma, max(eps, 1e-300))
     return 40 + 2 * int(-math.log10(min(smallest, 0.1)))
@@ -444,7 +444,7 @@ def test_a_wrong_bracket_is_not_the_answer(monkeypatch, wrong):
         return Answer(ends[0], ends[0], ends[1])
 
     monkeypatch.setattr(two_steps, "epsilon", broken)
-    monkeypatch.setattr(contour, "LADDER", ())  # whose programs would be compiled for this alone
+    monkeypatch.setattr(contour, "LADDER", ())  # else its programs would be compiled for this test alone
     found = ja.epsilon(ja.dp_sgd(1.0, 0.2, 2), 1e-6, relation="remove_one")
     assert found.lower <= right.upper and found.upper >= right.lower and np.isfinite(found.upper)
     assert found.engine != "two_steps"

@@ -181,7 +181,7 @@ WRONG = {
 def test_options_are_refused_alike_wherever_they_appear(name):
     call, takes = CALLS[name]
     for option in takes:
-        usual = option == "relation" and name in ("noise", "rate", "steps", "sweep")  # None is that of the batch rule
+        usual = option == "relation" and name in ("noise", "rate", "steps", "sweep")  # None: the batch rule's own
         for value in WRONG[option]:
             if value is None and usual:
                 continue

@@ -76,7 +76,7 @@ def test_the_engines_brackets_are_verified_and_tampered_ones_refuted(name):
     ids=lambda row: "-".join(list(row.values())[:4]),
 )
 def test_the_reference_values_are_bracketed(row):
-    """They are correct to 2e-7; half as much again on either side must hold, 1e-5 on the wrong side must not."""
+    """The values are correct to 2e-7: a bracket of 3e-7 to either side is verified, and an end 1e-5 off is refuted."""
     delta = float(row["delta"])
     run = ja.dp_sgd(*(float(row[name]) for name in ("noise_multiplier", "sampling_probability", "steps")))
     for direction in ("remove", "add"):
@@ -268,7 +268,7 @@ def test_the_time_limit_is_kept():
     ids=["many hits", "few hits"],
 )
 def test_steps_with_small_loss_taken_apart_change_nothing(run, epsilon, scale, direction):
-    """Two sums over different values, with different tails and aliases, each held by the other."""
+    """The sums with and without these steps apart have different values, tails and aliases; the enclosures overlap."""
     build = lambda: loss_definition.expand(run, "add_or_remove_one", direction).parts
     with precision(160):
         parts = build()
@@ -315,7 +315,7 @@ def test_outputs_left_out_cost_no_more_than_their_mass(width):
 
 @pytest.mark.slow
 def test_few_hits_are_decided():
-    """A vertical line does not fall here; it left this undecided."""
+    """The integrand does not fall along a vertical line here, which once left this answer undecided."""
     run, delta = ja.dp_sgd(0.2228, 0.006244, 14), 1e-25
     answer = ja.epsilon(run, delta)
     assert ja.verify(run, answer, delta=delta).status == "verified"

@@ -120,7 +120,7 @@ def test_every_field_moves_the_answer_or_is_not_covered(mechanism):
         if before is None:
             continue
         for name in names(mechanism):
-            # no value: the constructor allows no other here, such as a group of what is no Gaussian
+            # `moved` is empty where the constructor allows no other value, such as a group of no Gaussian
             nested = isinstance(getattr(mechanism, name), Mechanism | tuple)
             for other in itertools.islice(moved(mechanism, name), None if nested else 1):
                 value = getattr(other, name)
@@ -137,7 +137,7 @@ def test_every_field_moves_the_answer_or_is_not_covered(mechanism):
 
 @pytest.mark.parametrize("kind", RULES, ids=lambda kind: kind.__name__)
 def test_a_field_that_a_rule_does_not_name_is_not_covered(kind):
-    """A class with one field more, and a subclass without, have no definition, alone and inside others."""
+    """A subclass has no definition, with or without a further field, alone and inside other mechanisms."""
     example = next(m for m in MECHANISMS if type(m) is kind)
     held = {name: getattr(example, name) for name in names(example)}
     more = dataclasses.make_dataclass("More", [("extra", Any, 0.0)], bases=(kind,), frozen=True, eq=False)
@@ -277,7 +277,7 @@ def test_many_orders_are_bounded_without_trying_them():
 
 
 def test_the_pair_of_the_larger_profile_has_that_profile():
-    """At random e^eps of random laws, some with outcomes of one law alone, against both sums."""
+    """Random laws, some with outcomes that the other law lacks, at random epsilons, against the larger order's sum."""
     rng = np.random.default_rng(3)
     for _ in range(50):
         p, q = (rng.dirichlet(np.full(5, 0.4)) * (rng.uniform(size=5) < 0.8) + 1e-9 for _ in range(2))

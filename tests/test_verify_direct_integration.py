@@ -136,7 +136,7 @@ def test_rare_steps_are_decided():
 
 
 def test_an_epsilon_at_the_largest_loss_is_left_to_others():
-    """Where no step has a share of the loss the cuts are not finite: no answer rather than a false one."""
+    """There no share of the loss is left for any step. The cuts are not finite, so no answer is given."""
     run = steps((1.0, 0.1), (1.0, 0.1))
     with pytest.raises(Unplanned, match="largest loss"):
         delta_enclosure.by_direct_integration(builder(run, "add"), -2 * math.log1p(-0.1), -20.0, 8)

@@ -141,13 +141,13 @@ def test_answers_are_verified_and_false_ones_refuted(mechanism):
     for share in (0.999, 1.001):
         false = SimpleNamespace(lower=share * found.lower, upper=share * found.upper)
         assert ja.verify(mechanism, false, delta=1e-5).status == "refuted"
-    if mechanism not in CASES[-3:-1]:  # the last case is sampled too
+    if mechanism not in CASES[-3:-1]:  # the last case, sampled too, stands for these
         zeroed = ja.delta(mechanism, 1.0, relation="zero_out")
         assert ja.verify(mechanism, zeroed, epsilon=1.0, relation="zero_out").status == "verified"
 
 
 def test_a_claim_without_the_block_cut_is_refuted_from_below():
-    """The bound of the run with whole blocks is no false claim, but its lower end is."""
+    """With whole blocks the upper end is true of the run with a cut block, and the lower end is false."""
     cut = run(Banded(6, 13), CyclicPoisson(6, 0.3), 0.8)
     whole = ja.epsilon(ja.dp_sgd(0.8, 0.3, 13, sampling="cyclic_poisson", bands=6), 1e-5)
     assert ja.verify(cut, whole, delta=1e-5).status == "refuted"

@@ -1,4 +1,4 @@
-"""Tests of which the quick run takes a third of the cases: the others are of the same kind, and run with `-m slow`."""
+"""The quick run takes a third of the cases of each test in THINNED; the other, similar cases run with `-m slow`."""
 
 THINNED = {
     "test_account": (
@@ -252,4 +252,4 @@ DOCTESTS = {
     "jaxacct.tuning.subset_tuning.tune_on_subset",
     "jaxacct.tuning.tuning_run.tune_in_rounds",
 }
-"""Examples of docstrings that take seconds, of what the tests of the quick run show too: they run with `-m slow`."""
+"""Docstrings whose examples take seconds and show what quick tests show too; the examples run with `-m slow`."""

@@ -67,7 +67,7 @@ def of_rate(step, rate):
 
 
 def still_trainer(plan, rate=0.1, clip_norm=1.0, step=still, **more):
-    """A Trainer whose steps are compiled in no time; those of another rate are another program."""
+    """A Trainer whose steps are compiled in no time; each rate has a program of its own."""
     trainer = Trainer(linear, sgd(rate), plan, clip_norm, **more)
     trainer.placement.step_function = of_rate(step, rate)
     return trainer
