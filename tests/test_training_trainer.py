@@ -245,7 +245,7 @@ def test_a_stop_by_outputs_costs_what_the_ledger_holds_and_the_rest_of_the_plan(
     again = trainer.fit(state, data.at[0, 0].add(1.0), ledger=tmp_path / "run", callbacks=stop, progress=False)
     assert float(again.epsilon.upper) == epsilon(2 + 6) and again.epsilon.kind == "certified"
     ended = trainer.fit(half, data, ledger=tmp_path / "run", progress=False)
-    assert (ended.stopped, float(ended.epsilon.upper)) == ("finished", epsilon(6 + 1 + 2))  # 3 are of other data
+    assert (ended.stopped, float(ended.epsilon.upper)) == ("finished", epsilon(6 + 1 + 2))  # 3 steps of other data
 
 
 @pytest.mark.usefixtures("still_steps")
