@@ -172,7 +172,7 @@ def plans():
 
 
 def refused():
-    """What bad input is told, one line each."""
+    """The message of each bad input."""
     import jaxacct as ja
 
     yield "delta 2", lambda: ja.epsilon(ja.Gaussian(1.0), 2.0)

@@ -25,7 +25,7 @@ from jaxacct.training import clipped_sum, fresh_key, norm_methods
 from jaxacct.training.step import noise
 
 WORDS, WIDTH, LAYERS, HEADS, LENGTH = 2048, 384, 6, 6, 64
-"""Of the transformer, and of a sequence."""
+"""Size of the vocabulary, width, layers and heads of the transformer, and the length of a sequence."""
 BATCHES = (4, 8)
 """Sizes of two batches; memory for one more example is the difference quotient between them."""
 

@@ -153,7 +153,7 @@ def _climb(
     """Return brackets of epsilon (the ends may be negative), or of log delta without the mass at infinity."""
     parts, hint, size = question.parts, question.hint, question.target.size
     rtol = question.effort.rtol
-    # refining ends at the relative width `width`; `tolerance` is the size of cut-off terms, relative to delta
+    # a bracket is refined to the relative width `width`; `tolerance` is the size of cut-off terms, relative to delta
     width, tolerance = rtol, 0.04 * rtol
     if not question.effort.in_search:  # a final answer gets a narrower bracket than `rtol`, at little cost
         width, tolerance = 0.5 * min(rtol, max(1e-6, 0.01 * rtol)), TOLERANCE

@@ -79,7 +79,7 @@ class Program:
         self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
-        """Set the lineage and the digests of program and data, from which keys are derived, and `session`."""
+        """Set `session`, the lineage, and the digests of program and data. Digests and lineage make the keys."""
         self.carried, self._later = carried, deque[Prepared]()
         self.line = key_derivation.joined(before, self._where.digest(carried))
         self._digest, self._data = program, data

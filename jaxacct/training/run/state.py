@@ -258,7 +258,7 @@ def document(history: History) -> dict[str, Any]:
 
 
 def from_document(node: Any) -> History:
-    """Return the history that a document of `document` describes; raise InputError for any other object."""
+    """Return the history from which `document` made the object `node`; raise InputError for any other object."""
     try:
         stretches = tuple(_stretch(*row) for row in node["stretches"])
         if node["ledger"] is None:
