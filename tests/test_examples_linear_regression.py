@@ -112,7 +112,7 @@ def test_profile_of_the_posterior_pair(regression, mean, variance):
 
 @pytest.mark.parametrize(("lam", "precision"), [(3.0, 0.1), (8.0, 1.0), (8.0, 20.0), (100.0, 5.0)])
 def test_the_pair_is_above_every_two_posteriors(regression, lam, precision):
-    """Exact profiles of two posteriors: the ratio of their densities depends on theta only through record @ theta."""
+    """The pair's delta is at least that of any two posteriors, whose density ratio depends only on record @ theta."""
     for number, pair in enumerate(neighbours()):
         if number % 7:
             continue

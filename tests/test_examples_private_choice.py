@@ -1,4 +1,4 @@
-"""The examples of private choice and query release run, print numbers, draw, and say what the theory says."""
+"""The examples of private choice and query release run, print numbers, draw figures, and agree with the theory."""
 
 import importlib.util
 import pathlib

@@ -36,7 +36,7 @@ def figure(monkeypatch, tmp_path, capsys):
 
 
 def test_noisy_max(figure):
-    """Koskela, Redberg, Wang, Figure 1. Of two candidates, the sign of a Gaussian difference decides which wins."""
+    """Figure 1 of Koskela, Redberg, Wang. With two candidates, the sign of a Gaussian difference picks the winner."""
     by_m, by_delta = figure("koskela_redberg_wang_1")
     for c in (by_m, by_delta):
         theorem, ours = c["profile (Theorem 3.2)"], c["or all scores (ours)"]
@@ -49,9 +49,9 @@ def test_noisy_max(figure):
 
 @pytest.mark.slow
 def test_more_candidates(figure):
-    """Figure 3: at Rényi's epsilon, the paper allows 1.5 to 6 times as many candidates, and we allow over 8 times."""
+    """Figure 3: at Rényi's epsilon, the paper's bound allows 1.5 to 6 times as many candidates, ours over 8 times."""
     c, times = figure("koskela_redberg_wang_3")
-    eps = c[ATTACK]  # above that of a single run, a Gaussian of mu = 1/4
+    eps = c[ATTACK]  # larger than the epsilon of a single run, which is a Gaussian of mu = 1/4
     assert (ndtr(0.125 - 4 * eps) - np.exp(eps) * ndtr(-0.125 - 4 * eps) < 1e-6).all()
     assert (c[ATTACK] <= c[WORST]).all() and (c[WORST] < c[ATTACK] + 1e-3).all()
     assert (c[WORST] < c[PROFILE]).all() and (c[PROFILE] < c[RENYI]).all()

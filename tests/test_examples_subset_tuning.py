@@ -23,7 +23,7 @@ def script(monkeypatch):
 
 @pytest.mark.slow
 def test_plain_and_subset_runs_learn_from_the_data_they_are_given(script):
-    """With little noise the winner on a third of the data is extrapolated well; nothing is accounted for here."""
+    """With little noise the winners learn. A rate found on 40 % of the data grows by 1.5 or 2.5, as the data do."""
     experiment, digits = script("subset_tuning"), script("digits")
     train, valid, test = digits.load()
     data = (tuple(a[:300] for a in train), valid, test)

@@ -1,4 +1,4 @@
-"""The WordNet example: parsers on invented entries, words, what it says without data, a tiny run of everything."""
+"""The WordNet example: parsers on invented entries, words, the message for missing data, a tiny run of every way."""
 
 import csv
 import gzip
@@ -66,7 +66,7 @@ See \See\, n.
 
 
 def write(path, text):
-    """A file, compressed where its name says so, and its folders."""
+    """Write a file, compressed if its name ends in .dz, and create its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".dz" else text.encode())
 
@@ -138,7 +138,7 @@ def test_without_the_packages_it_says_what_to_install(example, tmp_path):
 
 
 def invented(folder, dictionaries):
-    """Two small dictionaries in the packages' form: 64 public definitions, 4 x 16 glosses of two classes each."""
+    """Write two small dictionaries in the packages' form: 64 public definitions, and 64 glosses of eight classes."""
     things, deeds = ("round", "flat", "wet", "dry"), ("sea", "hill", "moon", "fire")
     pairs = [(thing, deed) for thing in things for deed in deeds]
     entry = "{0}{1} \\{0}{1}\\, n. (Zool.)\n   A {0} animal of the {1}.\n   [1913 Webster]\n"

@@ -1,4 +1,4 @@
-"""The page of `jaxacct explore`: it knows every word of a run, and says what the public functions say."""
+"""The page of `jaxacct explore`: it has a control for every argument of a run, and agrees with the public functions."""
 
 import ast
 import socket
@@ -38,7 +38,7 @@ def epsilon_alone(monkeypatch):
 
 
 def opened(link=()):
-    """The page as somebody sees it who follows a link."""
+    """Return the page that a user sees after following a link with these settings."""
     page = AppTest.from_function(script, default_timeout=120)
     page.query_params.update(link)
     page.run()
@@ -47,7 +47,7 @@ def opened(link=()):
 
 
 def link_of(sampling, run="A"):
-    """The settings of an example of a batch rule."""
+    """Return link settings for the example run of a batch rule."""
     numbers = {"noise_multiplier": 2.0, **RUN_OF_RULE[sampling]}
     rate, length = (next(name for name in names if name in numbers) for names in (RATES, LENGTHS))
     given = {"sampling": sampling, "rate": rate, "length": length} | numbers
@@ -55,7 +55,7 @@ def link_of(sampling, run="A"):
 
 
 def test_the_page_knows_every_word_of_a_run():
-    """A word that `dp_sgd` learns has a slider and a first value, or this fails."""
+    """Every number that `dp_sgd` takes has a slider and a first value. Every choice has its options."""
     assert set(SLIDERS) == {*NUMBERS, "delta"}
     assert set(FIRST) == {*SLIDERS, *CHOICES, "runs"}
     for name, (low, high, _) in SLIDERS.items():
@@ -172,7 +172,7 @@ def test_a_question_is_interrupted_and_can_be_asked_again():
     again.start()
     again.join()
     assert again.answer.upper == SLOW.epsilon().upper
-    again.stop()  # what has ended is left alone
+    again.stop()  # stopping a thread that has ended does nothing
     assert threading.main_thread().is_alive()
 
 

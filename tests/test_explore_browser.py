@@ -1,6 +1,6 @@
 """The page of `jaxacct explore` in a real browser: keyboard, narrow screen, link, files and Stop.
 
-It runs where playwright and a browser are; with BROWSER=required in the environment it fails where they are not.
+Without playwright or a browser these tests are skipped; with BROWSER=required in the environment they fail.
 """
 
 import csv
@@ -38,7 +38,7 @@ LONG = "A.sampling=with_replacement&A.batch_size=256&A.dataset_size=50000&A.epoc
 
 @pytest.fixture(scope="module")
 def address():
-    """The page, in a process of its own."""
+    """Run the page in a process of its own and yield its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -88,7 +88,7 @@ def visit(address, browser):
 
 
 def number(page):
-    """The epsilon on the page, once it is no longer computed."""
+    """Return the epsilon on the page, after waiting until it is computed."""
     return float(page.get_by_role("heading", name="ε ≤").first.inner_text().removeprefix("ε ≤ "))
 
 
@@ -102,7 +102,7 @@ def test_the_keyboard_moves_a_slider_and_the_link_holds_it(visit):
     first = number(page)
     assert first == pytest.approx(float(ja.epsilon(ja.dp_sgd(2.0, 1.0, 4), 1e-5).upper), rel=1e-3)
     page.get_by_text("in words").first.wait_for()
-    for _ in range(40):  # no mouse: from field to field
+    for _ in range(40):  # Tab moves from field to field, without a mouse
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.getAttribute('aria-label')") == "noise multiplier, slider":
             break
@@ -173,7 +173,7 @@ def test_a_long_question_is_stopped_and_the_page_goes_on(visit):
 
 
 def test_the_page_is_at_one_loopback_address_alone(address):
-    """A page for all addresses of the machine would answer at each of them, this one among them."""
+    """If the page listened at all addresses of the machine, it would also answer at 127.0.0.2."""
     with socket.socket() as tried:
         tried.settimeout(5)
         assert tried.connect_ex(("127.0.0.2", int(address.rstrip("/").rpartition(":")[2]))) != 0

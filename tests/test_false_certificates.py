@@ -1,4 +1,4 @@
-"""Certificates that were false (losses beyond 700, 1e14 steps, noise of .02, NaN taken for success), against mpmath.
+"""Runs whose certificates were false (losses beyond 700, 1e14 steps, noise of .02, NaN), checked with mpmath.
 
 `from_below` bounds delta by a test on the number of outputs beyond a threshold.  `from_above` bounds delta by an
 attacker who is told which steps were hit.
@@ -35,7 +35,7 @@ def gaussian(mu, eps):
 
 
 def counted(n, p, k):
-    """Pr[N >= k] of a binomial law, from below: its first terms."""
+    """Return a lower bound of Pr[N >= k] for a binomial N: the sum of the first terms."""
     first = mp.exp(mp.loggamma(n + 1) - mp.loggamma(k + 1) - mp.loggamma(n - k + 1) + k * mp.log(p)) * (1 - p) ** (
         n - k
     )
@@ -54,7 +54,7 @@ def from_below(sigma, q, n, eps):
         u = s - z
         p, other = (1 - mp.mpf(q)) * tail(u) + mp.mpf(q) * tail(u - s), tail(u)
         for k in range(1, int(min(n, 200)) + 1):
-            # under Q: the union over all choices of k steps
+            # under Q: a union bound over all sets of k steps
             under_q = mp.exp(mp.loggamma(n + 1) - mp.loggamma(k + 1) - mp.loggamma(n - k + 1) + k * mp.log(other))
             best = max(best, counted(n, p, k) - grown * under_q)
     return best
@@ -106,7 +106,7 @@ def test_very_many_steps(steps, per_step):
     found = ja.epsilon(ja.dp_sgd(2.0, 0.1, steps), DELTA)
     kl = 0.5 * 0.1**2 * np.expm1(0.25)
     assert 0.8 * steps * per_step < found.lower <= 1.01 * steps * kl <= 1.1 * found.upper
-    assert found.upper <= steps / 8 * (1 + 1e-3)  # without sampling
+    assert found.upper <= steps / 8 * (1 + 1e-3)  # each step without sampling has KL 1/8
 
 
 def one_sampled_step(mu, q, eps):
@@ -120,7 +120,7 @@ def one_sampled_step(mu, q, eps):
     st.floats(-290, -0.01).map(lambda x: 10.0**x),
 )
 def test_one_step_over_the_whole_range(sigma, q, delta):
-    """expm1(eps)/q overflowed beyond 709, and NaN counted as a bound that holds."""
+    """In the old code expm1(eps)/q overflowed for eps > 709, and the NaN that followed passed as a valid bound."""
     found = ja.epsilon(ja.PoissonSampled(ja.Gaussian(sigma), q), delta, relation="remove_one")
     mu = 1 / mp.mpf(sigma)
     with mp.workdps(60 + 2 * abs(int(mp.log10(mu))) + abs(int(np.log10(q)))):
@@ -150,7 +150,7 @@ def test_losses_of_the_least_noise_and_of_next_to_none():
     found = ja.delta(ja.Gaussian(1e170), 0.0)
     assert found.lower <= 3.989422804014327e-171 <= found.upper
     assert np.isinf(ja.epsilon(ja.ProposeTestRelease(ja.Laplace(1.0), 1.0, 800.0), 0.0).upper)
-    assert ja.epsilon(ja.Gaussian(1e-160), 1e-5).status == "width"  # finite, and beyond float64
+    assert ja.epsilon(ja.Gaussian(1e-160), 1e-5).status == "width"  # epsilon is finite, but too large for float64
 
 
 def test_products_of_tiny_masses_are_not_lost():

@@ -1,4 +1,4 @@
-"""The fast solves where few steps matter."""
+"""The fast solvers, on runs in which a record is sampled in few steps."""
 
 import jax
 import numpy as np
@@ -16,7 +16,7 @@ SIGMA, Q, STEPS = 1.1924314883792062, 0.0006182305844248414, 34042.0
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_converged_saddle_search_stays_where_it_is(compiled):
-    # rounding makes the last Newton steps leave their bracket; bisecting it then threw the answer away
+    # rounding makes the last Newton steps leave their bracket; the old code then bisected it and lost the answer
     parts = components(ja.dp_sgd(np.full(16, SIGMA), Q, STEPS), "remove_one", "remove")
     first = jax.jit(split_contour._first) if compiled else split_contour._first
     with jax.enable_x64(), np.errstate(all="ignore"):
@@ -52,7 +52,7 @@ def test_few_hits_are_calibrated_at_once():
 
 
 def test_places_made_for_other_laws_certify_nothing_false():
-    """The bounds on what windows cut off hold only in the direction remove, so the laws are those of remove."""
+    """A contour placed for another law gives sound bounds. All laws are of remove: window cuts have no bound in add."""
     sigma, q = np.array([0.6, 0.8, 1.0, 1.5, 0.8]), np.array([1e-3, 1e-3, 3e-4, 2e-3, 1e-4])
     steps, delta = np.array([500.0, 2000.0, 3000.0, 1000.0, 9000.0]), 1e-5
     run = ja.dp_sgd(sigma, q, steps)
@@ -78,4 +78,4 @@ def test_places_made_for_other_laws_certify_nothing_false():
                 lower, _, upper, ok, _ = map(np.asarray, answer)
                 assert np.all(lower <= known.upper) and np.all(upper >= known.lower), (made_for, shift)
                 certified += np.sum(ok)
-    assert certified >= 5  # each law is served by its own place, and now and then by another law's
+    assert certified >= 5  # each law is certified on its own contour, and sometimes on another law's

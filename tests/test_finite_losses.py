@@ -88,7 +88,7 @@ def test_losses_of_randomized_response(probability, categories, rate):
 
 
 def test_no_small_mass_is_lost_in_the_wrong_direction():
-    """An atom whose mass vanishes is one of a very low loss: what is left still dominates."""
+    """An atom whose mass underflows has a very low loss, so the remaining atoms still dominate."""
     for direction in ("remove", "add"):
         for rate in (1.0, 0.25):
             part = ja.PureDP(800.0).part(np.asarray(rate), "add_or_remove_one", direction)

@@ -141,14 +141,14 @@ def test_the_marker_of_a_typed_package_is_there():
 
 
 def test_no_public_name_is_a_module_of_its_package():
-    """Importing such a module would put it in the place of the name."""
+    """Importing a module sets the package attribute of that name, so a public name of that name would be lost."""
     clashes = {(package, name) for package in PACKAGES for name in public(package) if name in modules(package)}
     assert not clashes
 
 
 @pytest.mark.slow
 def test_a_public_name_stays_what_it_is_in_every_order_of_imports():
-    """Every module of every package is imported, before the name is asked for and after."""
+    """A public name is the same object whether all modules are imported before its first use or after it."""
     everything = "import importlib\nfor name in MODULES:\n    importlib.import_module(name)\n"
     optional = () if importlib.util.find_spec("opacus") else ("jaxacct.interop.opacus_accountant",)
     names = [(p, n) for p in PACKAGES for n in public(p) if "pacus" not in n]
@@ -200,7 +200,7 @@ def test_the_users_script_names_every_public_name():
 
 @pytest.mark.slow  # mypy of CI reads the script, too
 def test_a_strict_checker_accepts_the_users_script_and_reports_what_is_misspelt(tmp_path):
-    """As if jaxacct were installed: what is wrong inside it is not reported, so that the script alone is judged."""
+    """The checker treats jaxacct as installed: it reports no errors inside jaxacct, only those of the script."""
     pytest.importorskip("mypy", reason="the test extra installs mypy")
     text = USER_SCRIPT.read_text()
     broken = {"misspelt_function": ("ja.epsilon(", "ja.epsilonn("), "misspelt_keyword": ("relation=", "relatoin=")}

@@ -25,7 +25,7 @@ def test_gradient_of_dp_sgd():
 
 @pytest.mark.parametrize("sigma, q, n, delta", [(18.0, 0.005, 500, 1e-20), (1.2, 1.3e-5, 54_000, 5e-20)])
 def test_gradient_where_losses_have_two_humps(sigma, q, n, delta):
-    """A plain contour with enough points and nodes, but around the wrong hump, gave -1e-5 for -.077."""
+    """The old code put a plain contour around the wrong hump, and gave -1e-5 for a derivative of -.077."""
     h, run = 1e-3, ja.dp_sgd(sigma * np.array([1 - 1e-3, 1 + 1e-3, 1, 1]), q * np.array([1, 1, 1 - 1e-3, 1 + 1e-3]), n)
     found = ja.epsilon_gradient(ja.dp_sgd(sigma, q, n), delta, relation="remove_one")
     at = ja.epsilon(run, delta, relation="remove_one")
@@ -87,7 +87,7 @@ def test_more_fields_than_are_differentiated_one_by_one_are_refused():
     ],
 )
 def test_fields_at_a_limit_and_whole_fields_have_derivatives(make, fields, relation):
-    """A difference quotient once left the limits of a field: "xi[0] = -1e-17 must be >= 0", which nobody gave."""
+    """The old difference quotient left a field's limits: for xi = 0 it asked for xi = -1e-17, which is refused."""
     found = {}
     gradient = ja.epsilon_gradient(make(*fields.values()), 1e-4, relation=relation)
     for leaf in jax.tree_util.tree_flatten_with_path(gradient)[0]:

@@ -63,7 +63,7 @@ def test_the_numbers_on_the_way():
 
 
 def test_every_file_and_function_on_the_page_exists():
-    """A path in code is a file; the names in code right after it, parted by commas, are defined in it."""
+    """Every path in code is a file. Names in code right after a path, separated by commas, are defined in that file."""
     prose = re.sub(r" *```.*?```", "", PAGE, flags=re.DOTALL)
     for path in re.findall(r"`([\w/]+(?:\.py|/))`", prose):
         assert any((base / path).exists() for base in (FOLDER, FOLDER.parent)) or path in NEW or _somewhere(path), path
@@ -75,7 +75,7 @@ def test_every_file_and_function_on_the_page_exists():
 
 
 def _somewhere(path):
-    """Whether a file of this name stands in the package, for a name without its folder."""
+    """Return whether `path` is a file name without a folder, and a file of that name stands in the package."""
     return "/" not in path and any(FOLDER.rglob(path))
 
 

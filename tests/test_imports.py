@@ -1,11 +1,11 @@
 """Imports: no circle, and the arrows between the rooms, which point one way.
 
-Every import counts, wherever it stands: inside a function, and under `if TYPE_CHECKING`, since both only hide a circle.
+Every import counts, also inside a function and under `if TYPE_CHECKING`: such an import hides a circle but is one.
 Three kinds of imports are left out.  `jaxacct/__init__.py` imports every room, since it is the front door.
 `import jaxacct` inside the package reads the version, or draws `profile.plot()` when a user calls that.  Lazy exports
 (imports under `if TYPE_CHECKING` in a package's `__init__.py`) run when a user asks for the name, never while a module
-is being imported.  One function calls up the house: `_accounting` in `mechanisms/sampled_releases.py` imports a module
-by its name, when a pair needs a profile.
+is being imported.  One function works against the arrows: `_accounting` in `mechanisms/sampled_releases.py` imports
+`jaxacct.accounting.account` by name, when a pair needs a profile.
 """
 
 import ast
@@ -45,7 +45,7 @@ ARROWS: dict[str, set[str]] = {
 
 
 def modules() -> dict[str, pathlib.Path]:
-    """Every module of the package by its dotted name, a package by its `__init__.py`."""
+    """Return the file of every module of the package, by dotted name. The file of a package is its `__init__.py`."""
     found = {}
     for path in sorted(ROOT.rglob("*.py")):
         parts = ("jaxacct", *path.relative_to(ROOT).with_suffix("").parts)

@@ -94,7 +94,7 @@ def test_events_sampled_at_rate_zero_leak_nothing(base):
 
 
 def test_relations(monkeypatch):
-    # a pair is made, whatever its losses and deltas are
+    # a test of relations needs no real losses and deltas: made-up ones give a pair, too
     monkeypatch.setattr(sampled_releases, "_losses", lambda base, relation: np.linspace(0.0, 9.0, 20))
     some = lambda base, loss, relation: SimpleNamespace(lower=np.exp(-loss), upper=np.exp(-loss))
     monkeypatch.setattr(sampled_releases, "_ask", some)
@@ -144,7 +144,7 @@ def test_gaussian_against_the_closed_form(relation, sensitivity):
     assert accountant.get_delta(math.inf) == 0.0
 
 
-# Of rdp_privacy_accountant_test.py: events whose exact epsilon is known, and its grid of single sampled steps.
+# From rdp_privacy_accountant_test.py: events of known exact epsilon, and its grid of single sampled steps.
 
 
 def test_below_the_renyi_bound_of_a_gaussian():
@@ -220,7 +220,7 @@ def test_mixtures_of_gaussians_against_the_table():
     accountant = CertifiedAccountant()
     accountant.compose(Mixture(1.0, [0.0, 1.0, 2.0], [0.2, 0.6, 0.2]), 3)
     accountant.compose(Mixture(2.0, [0.0, 2.0, 3.0], [0.33, 0.34, 0.33]), 2)
-    assert accountant.get_epsilon(1e-6) == pytest.approx(17.193115, rel=1e-3)  # the table has upper bounds, too
+    assert accountant.get_epsilon(1e-6) == pytest.approx(17.193115, rel=1e-3)  # the table has an upper bound, as we do
     assert not CertifiedAccountant(REPLACE).supports(Mixture(1.0, [1.0], [1.0]))
 
 
@@ -263,7 +263,7 @@ def test_calibrate_dp_mechanism():
     at, below = (CertifiedAccountant().compose(event(s)).get_epsilon(1e-5) for s in (sigma, sigma - 2e-3))
     assert at <= 2.0 < below
     theirs = dpa.pld.PLDAccountant(value_discretization_interval=1e-3).compose(event(sigma))
-    assert 2.0 - 5e-3 <= theirs.get_epsilon(1e-5) <= 2.0 + 1e-3  # from above
+    assert 2.0 - 5e-3 <= theirs.get_epsilon(1e-5) <= 2.0 + 1e-3  # their epsilon is an upper bound
 
 
 def test_calibrate_a_count():

@@ -35,9 +35,9 @@ SLOW = (
     "test_self_composed_subsampled_gaussian",
     "test_composition_errors_for_neighboring_relation2",
     "test_laplace_basic",
-    "test_poisson_subsampling_laplace_not_supported_for_replace_one",  # test_sampled_releases.py asks it too
+    "test_poisson_subsampling_laplace_not_supported_for_replace_one",  # also in test_sampled_releases.py
 )
-"""Tests of compositions that the lattice engine answers, and of two that are only bounded."""
+"""Tests of compositions that the lattice engine answers, and two tests of compositions that have only a bound."""
 
 NAMES = unittest.TestLoader().getTestCaseNames(suite.PldPrivacyAccountantTest)
 

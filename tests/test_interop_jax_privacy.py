@@ -1,4 +1,4 @@
-"""An execution plan of jax_privacy, as it is, calibrated by the certified accountant; skipped where it is missing."""
+"""The certified accountant calibrates unmodified execution plans of jax_privacy. Skipped without jax_privacy."""
 
 import dp_accounting as dpa
 import numpy as np
@@ -27,7 +27,7 @@ def noise_of(plan):
 
 
 def test_the_default_relation_of_a_plan_without_sampling():
-    """One batch of all records each step: the noise has a closed form."""
+    """Every step uses all records, so delta has the closed form of a Gaussian mechanism."""
     plan = config([1.0], iterations=4, accountant=CertifiedAccountant(SPECIAL), **TARGET).plan
     mu = 2.0 / noise_of(plan)
     spent = ndtr(mu / 2 - 1.0 / mu) - np.exp(1.0) * ndtr(-mu / 2 - 1.0 / mu)
@@ -39,12 +39,12 @@ def test_the_default_relation_of_a_plan_without_sampling():
 def test_a_sampled_plan_of_two_bands_against_jax_privacy_itself(partition):
     settings = dict(iterations=4, sampling_prob=0.2, partition_type=batch_selection.PartitionType[partition], **TARGET)
     default = config([1.0, 0.5], **settings)
-    assert default.accountant.neighboring_relation is SPECIAL  # what the certified one has to stand in for
+    assert default.accountant.neighboring_relation is SPECIAL  # as of the certified accountant below
     ours, theirs = (
         noise_of(config([1.0, 0.5], accountant=accountant, **settings).plan)
         for accountant in (CertifiedAccountant(SPECIAL), default.accountant)
     )
-    assert ours == pytest.approx(theirs, rel=1e-3)  # both search to 1e-6, theirs from a bound 1e-4 wide
+    assert ours == pytest.approx(theirs, rel=1e-3)  # both searches stop at 1e-6; their bound is up to 1e-4 too large
     known = settings | {"epsilon": None, "delta": None, "noise_multiplier": ours}
     event = config([1.0, 0.5], accountant=CertifiedAccountant(SPECIAL), **known).plan.dp_event
     assert CertifiedAccountant(SPECIAL).compose(event).get_epsilon(1e-5) <= 1.0

@@ -1,4 +1,4 @@
-"""Strategies and plans of jax_privacy: stand-ins with its fields, its formulas, and the noise of the same plan.
+"""Strategies and plans of jax_privacy, read and written, with stand-ins that have jax_privacy's fields and formulas.
 
 The fields and formulas were read at commit 07068c9 of github.com/google-deepmind/jax_privacy: BandMFExecutionPlanConfig
 (experimental/execution_plan.py), CyclicPoissonSampling (batch_selection.py), BufferedToeplitz, ColumnNormalizedBanded
@@ -58,7 +58,7 @@ class BandMFExecutionPlanConfig:
     column_normalize: bool = False
 
     def runs(self):
-        """The matrix C and the standard deviation of Z of the plan that `make` returns, in clip norms."""
+        """Return C and the standard deviation of the noise Z, in clip norms, of the plan that `make` builds."""
         n, coef = self.iterations, np.asarray(self.strategy)
         inverse = np.linalg.inv(sum(c * np.eye(n, k=-lag) for lag, c in enumerate(coef)))
         if self.column_normalize:
@@ -67,7 +67,7 @@ class BandMFExecutionPlanConfig:
         return np.linalg.inv(inverse), self.noise_multiplier * np.linalg.norm(coef)
 
     def event(self, sigma):
-        """amplified_bandmf_event."""
+        """Return what jax_privacy's amplified_bandmf_event returns for this plan."""
         step = dpa.PoissonSampledDpEvent(self.sampling_prob, dpa.GaussianDpEvent(sigma))
         return dpa.SelfComposedDpEvent(step, -(-self.iterations // len(self.strategy)))
 
@@ -96,7 +96,7 @@ PLAN = BandMFExecutionPlanConfig(
 
 @pytest.fixture
 def theirs(monkeypatch):
-    """A stand-in for jax_privacy: the modules of the classes that exports make."""
+    """Install stand-in jax_privacy modules, whose classes `to_jax_privacy` then imports."""
     for name, cls in {
         "matrix_factorization.buffered_toeplitz": BufferedToeplitz,
         "matrix_factorization.banded": ColumnNormalizedBanded,
@@ -132,7 +132,7 @@ def test_a_plan_is_read_as_what_it_runs(column_normalize):
 
 @pytest.mark.parametrize("column_normalize", [False, True])
 def test_a_plan_costs_no_more_than_its_event(column_normalize):
-    """Except with columns of norm 1 and coefficients of norm below 1: the plan then costs more than its event."""
+    """A plan costs no more than its event, unless its columns have norm 1 and its coefficients a norm below 1."""
     plan = dataclasses.replace(PLAN, column_normalize=column_normalize)
     mine = ja.epsilon(from_jax_privacy(plan), 1e-5).upper
     event = coarse(dpa.NeighboringRelation.ADD_OR_REMOVE_ONE).compose(plan.event(0.8)).get_epsilon(1e-5)
@@ -188,7 +188,7 @@ def test_a_written_plan_has_at_least_the_noise(theirs, groups):
     matrix, deviation = plan.runs()
     np.testing.assert_allclose(matrix, dense(run.strategy), atol=1e-14)
     assert 0.7 <= deviation <= 0.7 * (1 + 1e-14) and len(plan.strategy) == groups
-    assert plan.num_examples is None and plan.truncated_batch_size is None  # independent groups, add or remove
+    assert plan.num_examples is None and plan.truncated_batch_size is None  # groups are independent; add or remove one
     again = ja.epsilon(from_jax_privacy(plan), 1e-5)
     assert again.upper == pytest.approx(float(ja.epsilon(run, 1e-5).upper), rel=1e-9)
 

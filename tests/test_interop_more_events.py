@@ -1,4 +1,4 @@
-"""Events for batches of a fixed size, caps, private selection, zCDP and trees, and those of later dp_accounting."""
+"""Events for fixed-size batches, caps, private selection, zCDP and trees, and events of later dp_accounting."""
 
 import math
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ def test_a_selection_below_the_bound_of_dp_accounting():
 
 @pytest.mark.slow
 def test_a_sampled_gaussian_that_is_replaced():
-    """Its pair is N(1), N(-1), each mixed with N(0)."""
+    """The accountant's delta agrees with dp_accounting's, whose pair is N(1) and N(-1), each mixed with N(0)."""
     event = dpa.PoissonSampledDpEvent(0.2, Gauss(1.0))
     ours = CertifiedAccountant(REPLACE).compose(event).get_delta(1.0)
     law = dpa.pld.privacy_loss_distribution.from_gaussian_mechanism
@@ -231,7 +231,7 @@ def test_what_later_versions_may_ask_and_is_refused(later):
 
 
 def test_discrete_gaussians_of_any_dimension(later):
-    """Its zCDP does not depend on the dimension; the law of one coordinate never exceeds it."""
+    """The zCDP of a discrete Gaussian does not depend on its dimension. One coordinate's own law gives less."""
     for dimension in (None, 7):
         found = interop.from_dp_event(DiscreteGaussianDpEvent(10.0, dimension=dimension))
         assert found == ja.ZCDP(0.005)

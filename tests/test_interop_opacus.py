@@ -44,7 +44,7 @@ class IAccountant(abc.ABC):
 
 @pytest.fixture
 def registry(monkeypatch):
-    """Opacus's registry, with a package of that name in place while the test runs."""
+    """Yield the registry of a stand-in for Opacus, which can be imported while the test runs."""
     known = {}
 
     def register_accountant(mechanism, accountant, force=False):
@@ -58,7 +58,7 @@ def registry(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", package)
     monkeypatch.setitem(sys.modules, "opacus.accountants", accountants)
     monkeypatch.delitem(sys.modules, "jaxacct.interop.opacus_accountant", raising=False)
-    monkeypatch.delitem(vars(interop), "OpacusAccountant", raising=False)  # what was once imported stays
+    monkeypatch.delitem(vars(interop), "OpacusAccountant", raising=False)  # an earlier test may have imported it
     yield known
     sys.modules.pop("jaxacct.interop.opacus_accountant", None)
 
@@ -138,7 +138,7 @@ def test_bad_steps_and_targets_are_refused(registry):
 def test_without_opacus_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", None)
     monkeypatch.delitem(sys.modules, "jaxacct.interop.opacus_accountant", raising=False)
-    monkeypatch.delitem(vars(interop), "OpacusAccountant", raising=False)  # what was once imported stays
+    monkeypatch.delitem(vars(interop), "OpacusAccountant", raising=False)  # an earlier test may have imported it
     assert "needs the package opacus; pip install 'jaxacct[opacus]'" in refusal(
         lambda: interop.OpacusAccountant(), error=ModuleNotFoundError
     )

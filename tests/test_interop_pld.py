@@ -13,7 +13,7 @@ from jaxacct.interop import dp_accounting_pld
 from jaxacct.mechanisms import FiniteOutput, PoissonSampled, SampledWithoutReplacement
 
 ROUNDING = 1e-9
-"""Of dp_accounting's deltas: its convolutions round, and it cuts tails of 1e-15."""
+"""Relative error of dp_accounting's deltas: its convolutions round, and it cuts tails of 1e-15."""
 
 CASES = {
     "gaussian": (ja.Gaussian(2.0), "add_or_remove_one"),

@@ -1,4 +1,4 @@
-"""Samples of compositions as events, true positive rates, mu, and errors of the types that others expect."""
+"""Samples of compositions as events, true positive rates, mu, and errors of the types that callers catch."""
 
 import math
 
@@ -67,7 +67,7 @@ def test_the_accountant_asks_about_the_sample_as_a_whole():
 
 
 def test_a_sample_of_repetitions_beside_dp_accounting():
-    """Four Gaussian releases from one sample are one with half the noise, which dp_accounting knows."""
+    """Four Gaussian releases of one sample equal one with half the noise, which dp_accounting can compose."""
     event = Poisson(0.2, Repeat(Gauss(2.0), 4))
     ours = CertifiedAccountant().compose(event, 10).get_epsilon(1e-5)
     accountant = dpa.pld.PLDAccountant(value_discretization_interval=1e-3)
@@ -90,7 +90,7 @@ def test_true_positive_rates():
 
 
 def test_true_positive_rates_of_pure_privacy():
-    """Randomised response: min(e^eps a, 1 - e^-eps (1 - a))."""
+    """The rates lie between those of Laplace noise and randomised response, min(e^eps a, 1 - e^-eps (1 - a))."""
     rates, eps = np.array([0.0, 0.2, 1.0]), 1.0
     accountant = CertifiedAccountant(SPECIAL).compose(Laplace(1.0))
     most = np.minimum(np.exp(eps) * rates, 1.0 - np.exp(-eps) * (1.0 - rates))
@@ -149,7 +149,7 @@ def test_batch_rules_with_a_class_of_their_own_are_named():
 
 
 def test_no_advice_leaks_less():
-    """The advised run has at least the epsilon (or delta) of a run that leaks no more than the refused one."""
+    """The advised run has no smaller epsilon (or delta) than a similar run that can be accounted for."""
     group = refusal(ja.dp_sgd, 1.0, 0.1, 5, sampling="truncated_poisson", dataset_size=100, cap=30, group=2)
     assert "ja.dp_sgd(noise_multiplier / (2 * group), 1.0, steps), which leaks no less" in group
     advised = ja.epsilon(ja.dp_sgd(1.0 / 4.0, 1.0, 5), 1e-5).upper

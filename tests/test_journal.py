@@ -22,11 +22,11 @@ GRID = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1.0, "steps": [1
 
 
 TEXT_GRID = "noise_multiplier = [2, 4]\nsampling_probability = 1\nsteps = [1, 4, 9]\ndelta = 1e-5\n"
-"""The same as a file."""
+"""The file that gives GRID."""
 
 
 def stop_after(monkeypatch, blocks):
-    """Ctrl-C while the next block is solved."""
+    """Make the sweep raise KeyboardInterrupt, as Ctrl-C does, while it solves block number `blocks`, counted from 0."""
     solve, calls = run.solve, itertools.count()
 
     def interrupted(*args):
@@ -39,7 +39,7 @@ def stop_after(monkeypatch, blocks):
 
 @pytest.fixture
 def stopped(tmp_path, monkeypatch):
-    """The result of a sweep stopped after two of six blocks; its journal is there, the result is not."""
+    """Return the path of a sweep's result. The sweep stopped after two of six blocks and left only its journal."""
     out = tmp_path / "result.csv"
     with monkeypatch.context() as patch:
         stop_after(patch, 2)
@@ -92,7 +92,7 @@ def test_resuming_takes_the_block_from_the_journal(stopped, whole, monkeypatch):
     with monkeypatch.context() as patch:
         stop_after(patch, 0)
         with pytest.raises(SweepInterrupted):
-            sweep(GRID, out=out, resume=True, shard="1/2")  # slice 2/2 has a part, which records its block
+            sweep(GRID, out=out, resume=True, shard="1/2")  # slice 2/2 left a part file, which records the block size
     assert peek(journal(out.with_name(f"{out.name}.1-of-2"))).block == 2
 
 
@@ -316,7 +316,7 @@ def size(path):
 
 
 def killed_and_resumed(folder, grid, block, kills, seed):
-    """Kill a sweep with SIGKILL at random moments all along its work, and go on; returns how often it was hit."""
+    """Kill a sweep with SIGKILL at random moments and resume it each time; return how many kills hit it at work."""
     (folder / "grid.toml").write_text(grid)
     sweep(folder / "grid.toml", out=folder / "whole.csv", block=block)
     length = size(folder / "whole.csv")  # the journal becomes about as long

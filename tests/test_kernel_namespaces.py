@@ -46,7 +46,7 @@ def on_numpy(kernel, *arguments):
 
 
 def on_jax(kernel, *arguments):
-    """Compiled without optimisation, which takes a third of the time."""
+    """Return a kernel's result on JAX. Compiling without optimisation cuts the time to a third."""
     options = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
     with jax.enable_x64():
         compiled = jax.jit(kernel).lower(*arguments).compile(compiler_options=options)
@@ -60,7 +60,7 @@ def shapes_on_jax(kernel, *arguments):
 
 
 COMPILED = pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
-"""Compiled, JAX says what NumPy says; the quick run compiles nothing."""
+"""If compiled, JAX's values are compared with NumPy's; if not, only JAX's shapes are."""
 QUESTIONS = {
     "epsilon": (partial(plain.epsilon, points=POINTS, count=COUNT, rounds=2), (LOG_DELTA, LOG_DELTA, LOG_TOL)),
     "delta": (partial(plain.delta, points=POINTS, count=COUNT), (EPSILON, LOG_TOL)),
@@ -71,7 +71,7 @@ QUESTIONS = {
     ("question", "case", "under_vmap"),
     [("epsilon", "mixed", False), ("delta", "sampled", True)],
 )
-@pytest.mark.slow  # test_program_cache.py asks both for epsilon
+@pytest.mark.slow  # test_program_cache.py also compares NumPy and XLA on epsilon
 def test_the_namespaces_agree(question, case, under_vmap):
     kernel, values = QUESTIONS[question]
     first = on_numpy(kernel, CASES[case], *values)
@@ -98,7 +98,7 @@ def test_numpy_gives_the_same_bits_in_any_batch(case, question):
 
 
 def test_sensitivity_is_a_difference():
-    """Central differences of fourth order of the trapezoid sum, on the contour that is kept."""
+    """Sensitivities equal central differences (fourth order) of the trapezoid sum, with the contour held fixed."""
     rng = np.random.default_rng(3)
     this, points, count = CASES["mixed"], 256, 64
     tangent = jax.tree.map(lambda x: 0.1 * x * rng.normal(0.0, 1.0, x.shape), this)._replace(sign=np.zeros(ROWS))
@@ -158,7 +158,7 @@ def test_the_best_eps_of_a_rate_is_the_same_in_both_namespaces_and_balances_the_
     kernel = partial(calibration.solve_rate, **static, steps=4)
     if compiled:
         other = on_jax(kernel, *arguments, tolerance)
-        for one, two in zip(found[:2], other[:2], strict=True):  # not `need`: it is rounded up to one of a few
+        for one, two in zip(found[:2], other[:2], strict=True):  # not `need`, which is rounded up to a few values
             np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
     else:
         assert shapes_on_jax(kernel, *arguments, tolerance) == [(x.shape, x.dtype) for x in found]
@@ -169,7 +169,7 @@ def test_the_best_eps_of_a_rate_is_the_same_in_both_namespaces_and_balances_the_
         at = calibration.single(one, x, log_q, log_n)
         values = [plain.delta(at, eps + shift, tolerance, **static).estimate for shift in (-1e-3, 0.0, 1e-3)]
     rates = [np.exp(value) + np.exp(eps + shift) * fpr for value, shift in zip(values, (-1e-3, 0.0, 1e-3), strict=True)]
-    np.testing.assert_allclose(rates[1], goal, rtol=2e-3)  # the noise is solved for anew at that eps
+    np.testing.assert_allclose(rates[1], goal, rtol=2e-3)  # x is the noise solved for at this eps
     assert np.all(rates[1] <= np.minimum(rates[0], rates[2]) * (1.0 + 1e-5))
 
 

@@ -12,7 +12,7 @@ from jaxacct.kernels.contour.split import Start
 from jaxacct.kernels.law import LossLaw
 
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-"""Compiled without optimisation, which takes a third of the time."""
+"""Options that compile without optimisation, which takes a third of the time."""
 RUNG = {"points": 384, "count": 128}
 LOG_TOL = np.log(1e-7)
 
@@ -37,7 +37,7 @@ def kernels():
     """(name, kernel, its arguments) for every kernel that the engine calls."""
     law, log_delta, epsilon = laws()
     log_tol, none = np.full(epsilon.size, LOG_TOL), np.zeros(epsilon.size)
-    known_to = np.where(np.arange(epsilon.size) % 2 == 0, np.inf, 0.0)  # one round or two
+    known_to = np.where(np.arange(epsilon.size) % 2 == 0, np.inf, 0.0)  # solution known (one round) or not (two)
     start = Start(epsilon, known_to)
     about = epsilon[:, None] * np.array([0.9, 1.0, 1.1])
     base = np.stack([none, np.log(law.gauss_q[:, 0]), np.log(law.gauss_n[:, 0])], axis=-1)
@@ -71,7 +71,7 @@ def test_the_bits_do_not_depend_on_the_batch(case):
     pieces = [on_numpy(kernel, jax.tree.map(lambda x, i=i: x[i : i + 2], arguments)) for i in starts]
     for all_at_once, parts in zip(whole, zip(*pieces, strict=True), strict=True):
         np.testing.assert_array_equal(np.concatenate(parts), all_at_once)
-    # nor on whether there is a batch axis
+    # the bits do not depend on whether there is a batch axis, either
     for all_at_once, alone in zip(whole, on_numpy(kernel, jax.tree.map(lambda x: x[1], arguments)), strict=True):
         np.testing.assert_array_equal(alone, all_at_once[1])
 

@@ -1,4 +1,4 @@
-"""The model of rounding in kernels/arrays.py, held against mpmath on this machine; and what rests on it."""
+"""The model of rounding in kernels/arrays.py, held against mpmath on this machine, and bounds that rely on it."""
 
 import jax
 import jax.numpy as jnp
@@ -54,7 +54,7 @@ def test_elementary_functions_keep_to_their_units(name):
 
 @pytest.mark.parametrize("turn", [1e-9, 0.01, 1.0, 2.26])
 def test_departures_are_within_their_depth(turn):
-    """Sums of e^{i k angle} - 1, against mpmath, in units of the sum of w min(2, k angle)."""
+    """Sums of w (e^{i k angle} - 1) agree with mpmath within `core.depth` roundoffs of the sum of w min(2, k angle)."""
     points, count = 128, 64
     weight = RNG.random(points)
     weight /= weight.sum()
@@ -69,7 +69,7 @@ def test_departures_are_within_their_depth(turn):
 
 
 def test_log_mix_where_the_sampling_probability_is_tiny():
-    """y + log q cancels there: it was off by thousands of units."""
+    """Where y + log q cancels, the result of the old code was off by thousands of units."""
     y = np.array([40.0, 300.0, 600.0, 690.0, 691.5, 706.0])
     q = np.array([1e-20, 1e-132, 1e-262, 1e-300, 1e-300, 1e-307])
     ours = np.asarray(jax.jit(lambda q, u: log_mix(1.0, q, u)[0])(q, y + 0.5))
@@ -90,7 +90,7 @@ def chernoff(sigma, q, c, sign):
 
 
 def test_a_chernoff_bound_is_never_below_the_least_that_it_can_be():
-    """log M(c) >= 0. Once it was -inf where float64 cannot tell the grid's nodes apart, and epsilon = 0 certified."""
+    """The old bound of log M(c) was -inf where float64 merges grid nodes, so the old code certified epsilon = 0."""
     size = 600
     sigma, q = 10.0 ** RNG.uniform(-12, 12, size), 10.0 ** RNG.uniform(-300, -0.01, size)
     c, sign = 10.0 ** RNG.uniform(-10, 60, size), RNG.choice([-1.0, 1.0], size)

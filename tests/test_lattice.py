@@ -33,7 +33,7 @@ from jaxacct.mechanisms import (
 
 RELATION = "add_or_remove_one"
 SMALL = 2**25
-# From the reference table of the project: two resolutions of a contour integral, correct to 2e-7.
+# From the project's reference table: two resolutions of a contour integral agree, and epsilon is correct to 2e-7.
 ROWS = [  # noise multiplier, sampling probability, steps, delta, epsilon remove, epsilon add
     (1.0, 0.01, 1000, 1e-5, 1.82823667, 1.41666195),
     (1.0, 0.01, 10000, 1e-5, 6.18771239, 5.61150862),
@@ -249,7 +249,7 @@ def test_rough_laws_stay_between_their_lattice_laws(seed, h, size, turned, backe
     np.add.at(high, cell, mass * share)
     cells = Cells(low, high, np.full(nodes, 1e-15), np.zeros(nodes))
     first, end, losses, atoms = 0, last, h * np.arange(nodes), np.zeros(nodes)
-    if turned:  # the same law in descending order, turned round
+    if turned:  # the same law with its losses in descending order, reversed again
         flipped = [np.append(x[:-1][::-1], 0.0) for x in (high, low, cells.eta, cells.whole)]
         cells = Cells(*flipped).reversed()
     run = runner()
@@ -333,7 +333,7 @@ def test_composition_error_bound_holds(count, backend):
 def test_a_lattice_as_coarse_as_a_step_stays_sound(direction, low, high):
     """2.8e6 steps of deviation 6e-3 at lattice steps of 4e-3 and 4e-2; low and high from the contour engine.
 
-    Mass is overstated at each step by 7e-4, and the payoff underflows in a window far above 0.
+    Each step overstates its mass by 7e-4. In a window far above 0, the payoff underflows.
     """
     parts = components(dp_sgd(27.94617002489216, 0.1758438099003096, 2824664.0), RELATION, direction)
     d = 1.741173849008626e-19
@@ -425,7 +425,7 @@ def test_numpy_and_xla_agree(kind, direction, rtol):
 
 @pytest.mark.parametrize("gap", [1.0, 1.2, 1.5, 1.6, 1.99, 2.0, 2.9, 3.1, 700.3])
 def test_a_step_fits_a_gap_or_is_the_one_asked_for(gap):
-    """No whole part of a gap of 1.6 steps lies between 1 and 1.5 steps: the lattice engine once failed there."""
+    """If no gap/k with whole k is in [1, 1.5], as for 1.6, the step that was asked for is used. The old code failed."""
 
     class Law:
         def gaps(self):
@@ -436,7 +436,7 @@ def test_a_step_fits_a_gap_or_is_the_one_asked_for(gap):
 
 
 def test_a_mass_that_is_no_number_is_not_left_out_of_a_composition():
-    """Nodes without mass are left out of the tilt; the others must still say that something is wrong."""
+    """NumPy skips nodes without mass, but NaN at any node makes all moments NaN."""
     mass = np.zeros((1, 64))
     mass[0, 3], mass[0, 10] = 0.5, np.nan
     composed = runner()(compose_lattices, mass, np.array([[0.3, 0.5, 0.1]]), np.ones(1), np.ones(1), 0.1, 0, True)
@@ -504,7 +504,7 @@ def test_a_trade_off_function_of_nearly_an_atom_is_narrow():
     ],
 )
 def test_lattices_that_cannot_help_are_not_made(run, delta, longest, monkeypatch):
-    """Below delta = 1e-290 a step, where the width stalls, and where the first width predicts nothing."""
+    """Lattices stay short where delta is below 1e-290 a step, the width stalls, or the first width predicts nothing."""
     lengths = [0]
     make = lattice.sides_of
     monkeypatch.setattr(lattice, "sides_of", lambda *given: (lengths.append(given[2]), make(*given))[1])
@@ -534,7 +534,7 @@ def test_crossings_of_staircases_are_found_in_few_evaluations(upper, edge, guess
 
 @pytest.mark.parametrize("seed", [3, 4, 5, 6, 7, 8])
 def test_a_search_that_meets_a_negative_lower_bound_goes_on(seed):
-    """Far below the eps that a lattice is made for, its lower bound of delta is negative: the search ended there."""
+    """Far below the eps of a lattice, its lower bound of delta is negative, and the old search ended there."""
     rng = np.random.default_rng(seed)
     p, q = rng.dirichlet(np.ones(3)), rng.dirichlet(np.ones(3))
     finite = ja.FiniteOutput(p, q)

@@ -1,4 +1,4 @@
-"""Finite laws on the lattice: dominated from below and dominating from above, for every eps."""
+"""Finite laws on the lattice: at every eps, the true delta lies between those of the lower and the upper law."""
 
 import math
 
@@ -50,7 +50,7 @@ def test_one_step_is_bracketed(shape, nodes):
 
 
 def test_lower_law_keeps_the_mean_ratio_where_the_ends_are_on_nodes():
-    """Contracted, not shifted: nearly all of E_P[e^-L] survives on a coarse lattice."""
+    """The lower law is contracted, not shifted: nearly all of E_P[e^-L] survives on a coarse lattice."""
     loss = np.array([-1.0, -0.437, 0.1234, 0.5, 1.0])
     mass = np.array([0.1, 0.3, 0.3, 0.2, 0.1])
     placed = Finite(loss, mass, 1.0, 1.0).place((-1.0, 1.0), 0.01, 256, False, runner())
@@ -102,7 +102,7 @@ def test_sampled_sparse_atoms_come_out_narrow(steps):
 
 
 def test_two_atoms_and_laplace_by_conditioning():
-    """Laplace once, and randomised response n times given by the binomial law of its right answers."""
+    """The truth is a sum over the number of right answers of n randomised responses, which is binomial."""
     n, p, b, eps = 40, 0.55, 2.0, 2.5
     k = np.arange(n + 1)
     chance = np.array([math.comb(n, int(i)) * p**i * (1 - p) ** (n - i) for i in k])

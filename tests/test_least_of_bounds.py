@@ -139,14 +139,14 @@ LAPLACE = (laplace.cdf, laplace.pdf)
 @pytest.mark.parametrize(("noise", "law"), [("exponential", EXPONENTIAL), ("laplace", LAPLACE)])
 @pytest.mark.parametrize("m", [2, 3, 4])
 def test_laplace_pair_dominates_noisy_maxima(noise, law, m):
-    epsilon, rng = 0.8, np.random.default_rng(m)  # scale 2/epsilon in scores of sensitivity 1
+    epsilon, rng = 0.8, np.random.default_rng(m)  # the scores have sensitivity 1 and noise of scale 2/epsilon
     at = np.array([0.0, 0.1, 0.3, 0.6, 0.75])
     limit = ja.delta(ja.ReportNoisyMax(epsilon, noise=noise), at).upper
-    assert limit == pytest.approx(-np.expm1((at - epsilon) / 2), rel=1e-3)  # of Laplace noise of scale 1/epsilon
+    assert limit == pytest.approx(-np.expm1((at - epsilon) / 2), rel=1e-3)  # delta of Laplace noise of scale 1/epsilon
     largest = 0.0
     for turn in range(6):
         scores, inside = rng.choice([0.0, 0.4, 1.0, 3.0, 8.0], m), rng.integers(1, m)
-        if turn == 0:  # two that matter, whose order is turned round
+        if turn == 0:  # only two candidates have a chance, and their order is reversed
             scores, inside = np.concatenate([[0.0, 1.0], np.full(m - 2, -30.0)]), 1
         moved = scores + np.where(np.arange(m) < inside, 1.0, -1.0)
         p, q = (chances_of_the_largest(u * epsilon / 2, *law, 40.0) for u in (moved, scores))

@@ -1,7 +1,7 @@
-"""Programs are lowered for accelerators that this machine does not have: every operation has a form there.
+"""Programs are lowered for accelerators that this machine does not have, so every operation is known to exist there.
 
-`jax.export` lowers to StableHLO for a platform, and refuses calls of libraries that it knows no stable form of.  It is
-a check of lowering, not of running: nothing is compiled for the platform, and no number comes from it.
+`jax.export` lowers to StableHLO for a platform, and refuses library calls whose form may change later.  It is a check
+of lowering, not of running: nothing is compiled for the platform, and no number comes from it.
 """
 
 import re
@@ -176,7 +176,7 @@ def check_step(platform, monkeypatch, **case):
 def test_a_private_step_lowers_and_the_host_seldom_waits(platform, monkeypatch):
     """On a GPU the host waits for the condition of every branch, and of every loop whose length is not known.
 
-    Each micro-batch has one such loop, that over micro-batches, and two branches: gradients, and their weights.
+    The only such loop is the one over micro-batches. Each micro-batch has two branches: gradients, and their weights.
     """
     text = check_step(platform, monkeypatch, **POISSON)
     if platform == "tpu":

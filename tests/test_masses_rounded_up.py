@@ -38,7 +38,7 @@ def test_the_mass_of_propose_test_release():
     for upper, lower, b, t in zip(found.upper, found.lower, scale, threshold, strict=True):
         truth = mp.exp(-mp.mpf(float(t)) / mp.mpf(float(b))) / 2
         assert lower <= truth <= upper <= truth * (1 + mp.mpf(10) ** -12) + mp.mpf(10) ** -320
-    # at the float below the mass epsilon is infinite
+    # at the float just below the mass, epsilon is infinite
     most = np.nextafter(
         [float(mp.exp(-mp.mpf(float(t)) / float(b)) / 2) for b, t in zip(scale, threshold, strict=True)], 0
     )
@@ -107,7 +107,7 @@ def test_points_of_smooth_sensitivity():
 
 
 def test_epsilon_is_infinite_where_delta_is_below_the_mass_at_infinity():
-    """The mass at infinity is an exact fraction of the given floats, which replace_one does not lower."""
+    """The mass at infinity is an exact fraction of the given floats, and replace_one does not lower that mass."""
     rng = np.random.default_rng(6)
     for _ in range(5):
         given = [(uniform_exponent(rng, -12, -0.3), int(rng.integers(1, 6))) for _ in range(rng.integers(1, 4))]

@@ -109,7 +109,7 @@ def test_refusals_are_one_line(build, words):
 
 
 def test_more_bands_than_groups_would_be_a_false_claim():
-    """The formula gives delta(1) = .0355; the exact likelihood ratio of 400,000 draws shows more. So it is refused."""
+    """Such a run is refused: the formula gives delta(1) = .0355, but 400,000 exact likelihood ratios give over .055."""
     draw, c = np.random.default_rng(1), np.array([1.0, 1.0]) / np.sqrt(2)
     taken = draw.random((400_000, 3)) < 0.3
     matrix = np.array([[c[0], 0, 0], [c[1], c[0], 0], [0, c[1], c[0]]])

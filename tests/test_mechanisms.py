@@ -468,7 +468,7 @@ def test_a_mechanism_that_says_nothing_of_its_pair_is_only_bounded():
 
 @pytest.mark.filterwarnings("ignore:the lattice engine failed")
 def test_noise_beyond_float64_is_no_privacy():
-    """1/scale is infinite. The finite pair lost all its masses and released nothing: epsilon was 0."""
+    """1/scale is infinite. The old code's finite pair lost all its masses, released nothing, and gave epsilon 0."""
     laplace, gauss = ja.Laplace(5e-324), ja.Gaussian([5e-324, 1.0])
     left_out = ja.SampledWithoutReplacement(laplace, 0.3)
     assert ja.epsilon(left_out, 1e-5, relation="replace_one").upper == np.inf

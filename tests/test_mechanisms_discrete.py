@@ -220,7 +220,7 @@ def convolved_discrete_gaussian(sigma, shift, steps, eps):
     p = q = law
     for _ in range(steps - 1):
         p = q = np.convolve(q, law)
-    place = np.arange(q.size) - q.size // 2 + 0.5 * steps * shift  # where P sits on one side, Q on the other
+    place = np.arange(q.size) - q.size // 2 + 0.5 * steps * shift  # from the midpoint of 0 and -steps * shift
     loss = shift * place / sigma**2
     q = np.append(q, np.zeros(steps * shift))
     p = np.append(np.zeros(steps * shift), p)
@@ -242,7 +242,7 @@ def test_grouping_keeps_the_sums_and_stays_near_the_continuous_noise():
     for name in ("p", "q"):
         one, two = getattr(fine, name).sum(), getattr(coarse, name).sum()
         assert one <= two <= one * (1 + 1e-12)
-    for eps in (0.0, 0.05, 0.3, 0.5, 1.0, 2.0):  # the hockey-stick of the groups lies above, both ways
+    for eps in (0.0, 0.05, 0.3, 0.5, 1.0, 2.0):  # grouping raises the hockey-stick divergence in both directions
         for a, b in (("p", "q"), ("q", "p")):
             one, two = (hockey_stick(getattr(x, a), getattr(x, b), math.exp(eps)) for x in (fine, coarse))
             assert one * (1 - 1e-12) <= two and (eps > 0.5 or two <= one * (1 + 1e-3))
