@@ -333,7 +333,7 @@ def noise(_, __):
 
 
 def kept(folder, _):
-    """Parameters of two runs on devices in another order: compiled, and loaded."""
+    """For two runs on devices in reverse order: the parameters, and how many steps were saved and loaded so far."""
     import jax
     import numpy as np
     from jax.sharding import Mesh
@@ -362,7 +362,7 @@ def audit(rule, _):
 
 
 def one_audit(how, _):
-    """The same for one step, by a Gaussian fit. One device holds a planted gradient, which is clipped to norm C."""
+    """The epsilon that a Gaussian fit finds for one step with a planted gradient of norm C, and the claimed one."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -14,8 +14,8 @@ SCALES = (1.0, 1.0 + 2.0**-20, 1.0 + 2.0**-23, 1.0 - 2.0**-24)
 def guesses(released, counts, std):
     """{attack: its guess of the count behind each released number}, among all counts that are possible.
 
-    One attack guesses the nearest count. The others guess the count that makes the noise a short number: a float32 in
-    units of its deviation, a float32 as it is, or one of as few binary digits as possible [Mironov 2012].
+    One attack guesses the nearest count. The others guess the count for which noise or noise/std is nearest to a
+    float32 or has the fewest binary digits [Mironov 2012].
     """
     noise = np.asarray(released, float)[:, None] - np.asarray(counts, float)
     found = {"nearest": np.abs(noise)}
@@ -26,7 +26,7 @@ def guesses(released, counts, std):
     for name, x in (("digits", noise), ("digits in deviations", noise / std)):
         mantissa = np.ldexp(np.frexp(x)[0], 53).astype(np.int64)
         found[name] = -np.log2((mantissa & -mantissa).clip(1))
-    # of equally good counts the nearest
+    # among equally good counts, the nearest comes first
     order = {name: np.lexsort((np.abs(noise), badness), axis=1)[:, 0] for name, badness in found.items()}
     return {name: np.asarray(counts)[first] for name, first in order.items()}
 
@@ -34,7 +34,7 @@ def guesses(released, counts, std):
 def best_rate(counts, prior, std):
     """How often the best guess is right where the noise is N(0, std^2) exactly; rounding can only lower it.
 
-    It is the integral of the largest of the densities, each times its prior.
+    The rate is the integral of the maximum, over the counts, of prior times density.
     """
     counts, prior = np.asarray(counts, float)[:, None], np.asarray(prior, float)[:, None]
     x = np.linspace(counts.min() - 12 * std, counts.max() + 12 * std, 10_001)
@@ -64,5 +64,5 @@ def least_epsilon(without, with_one, counts, std, delta):
 
 
 def clopper_pearson(hits, n, level):
-    """The upper end, at a confidence of 1 - level, of the probability of what happened `hits` times in n."""
+    """An upper bound, at confidence 1 - level, of the probability of an event that happened `hits` times in n."""
     return 1.0 if hits == n else float(stats.beta.isf(level, hits + 1, n - hits))

@@ -277,7 +277,7 @@ def test_one_repetition_is_the_mechanism_itself(mechanism):
 
 
 def test_a_delta_below_the_mass_at_infinity_of_several_releases_says_so():
-    """The pair for lower ends has less mass at infinity, so the lower end was finite and the status "width"."""
+    """Epsilon is infinite at the first delta. The old code gave a finite lower end, with the status "width"."""
     inside = ja.compose(ja.Gaussian(2.0), ja.ApproximateDP(0.1, 1e-4))
     for step in (ja.PoissonSampled(inside, 0.1), ja.SampledWithoutReplacement(inside, 0.1)):
         found = ja.epsilon(step, [9.99e-6, 1.1e-5])
@@ -285,7 +285,7 @@ def test_a_delta_below_the_mass_at_infinity_of_several_releases_says_so():
 
 
 def test_a_profile_at_its_last_delta_has_its_last_epsilon():
-    """Rounding put the mass at infinity above the delta that was stated."""
+    """The old code rounded the mass at infinity up to more than the last delta, where epsilon was then infinite."""
     known = ja.PrivacyProfile([0.0, 0.5, 1.0], [0.3, 0.1, 1e-3], [0.3, 0.1, 2e-3])
     found = ja.epsilon(known, [9e-4, 1e-3, 2e-3], relation="remove_one")
     assert found.upper[0] == np.inf and 1.0 <= found.upper[1] <= 1.0 + 1e-13 and found.upper[2] < 1.0

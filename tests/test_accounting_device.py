@@ -86,7 +86,7 @@ def tpu(monkeypatch):
 
 @pytest.fixture
 def tpu_alone(tpu):
-    """The same, and JAX was told to leave the CPU out."""
+    """JAX's default device cannot do complex128, and JAX was told to leave out the host's CPU."""
     real = jax.local_devices
 
     def no_cpu(*arguments, backend=None, **more):
@@ -132,7 +132,7 @@ def test_without_the_hosts_cpu_numpy_answers_whatever_the_size(tpu_alone, capsys
     assert devices.certifying() is None and backend.suiting(10**9) == "numpy"
     assert capsys.readouterr().err == f"{wanted}no complex128\n"
     assert ja.epsilon(RUN, DELTA).status.tolist() == ["ok", "ok"]
-    assert ja.epsilon(ja.repeat(ja.Laplace(2.0), 30), DELTA).engine == "lattice"  # in `double_precision`
+    assert ja.epsilon(ja.repeat(ja.Laplace(2.0), 30), DELTA).engine == "lattice"  # uses `double_precision`
 
 
 def test_without_the_hosts_cpu_xla_is_refused(tpu_alone):
@@ -142,7 +142,7 @@ def test_without_the_hosts_cpu_xla_is_refused(tpu_alone):
 
 
 def test_without_the_hosts_cpu_a_law_in_jax_is_not_evaluated_on_the_device(tpu_alone):
-    """Its numbers would be those of a device that does not certify."""
+    """JAX would evaluate the law on its default device, which is unfit; an error is raised instead."""
 
     class InJax(selection.PointMass):
         def generating(self, y):
@@ -174,7 +174,7 @@ def run(program, **more):
 
 
 def test_programs_are_put_on_the_host_and_training_is_not():
-    """Small kernels through both ways to XLA; the accounting leaves no program behind on the default device.
+    """Accounting by XLA uses the host and leaves no program on the default device, which any other program uses.
 
     The host has four devices, to which the chunks of a batch go in turn.
     """

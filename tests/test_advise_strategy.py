@@ -22,7 +22,7 @@ WORKED = {
 }
 """{epsilon: errors of 1, 2, 4, ..., 32 bands}: 512 steps, rate .01, delta 1e-5, by another optimiser and accountant."""
 RUN = {"target_delta": 1e-5, "dataset_size": 1050, "batch_size": 100.0, "steps": 11}
-"""Passes of ten and a half steps; 4 divides neither them nor the run."""
+"""A pass takes 10.5 steps. Neither a pass nor a run is a whole number of blocks of 4 steps."""
 
 
 @pytest.fixture(scope="module", params=[11, pytest.param(23, marks=pytest.mark.slow)])

@@ -70,7 +70,7 @@ def test_all_slots_are_a_composition_and_one_is_the_base():
 
 
 def test_the_largest_loss_at_delta_0_and_masses_beyond_float64():
-    """The largest likelihood ratio is 3. It needs the likely output in every slot, a mass of .75 (1/4)^1999."""
+    """The largest likelihood ratio is 3: every slot has the output that a record makes likely (mass .75 (1/4)^1999)."""
     found = ja.epsilon(ja.RandomAllocation(ja.RandomizedResponse(0.75), slots=2000), 0.0, relation="remove_one")
     assert found.upper == pytest.approx(math.log(3.0), rel=1e-12) and found.lower <= found.upper
     assert ja.delta(ja.RandomAllocation(ja.RandomizedResponse(0.75), slots=2000), 0.01).status == "ok"

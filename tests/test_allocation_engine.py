@@ -108,7 +108,7 @@ def test_one_slot_of_many_is_not_below_a_contour():
 
 @pytest.mark.parametrize(("sigma", "sign"), [(0.15, 1), (0.3, 1), (0.3, -1)])
 def test_profiles_of_little_noise_against_quadrature(sigma, sign):
-    """Where delta is large, parity of call and put makes brackets narrow that were a few thousandths wide."""
+    """Where delta is large, the old brackets were a few thousandths wide. Parity of call and put makes them narrow."""
     profile = contour.round_profiles(np.array([1.0 / sigma]), np.array([2.0]), float(sign))[0]
     for place in np.linspace(0, np.searchsorted(-profile.lower, -1e-5), 3).astype(int).tolist():
         eps = profile.epsilon[place]
@@ -118,7 +118,7 @@ def test_profiles_of_little_noise_against_quadrature(sigma, sign):
 
 
 def test_both_directions_agree_at_zero():
-    """delta(0) is the total variation distance, whichever law comes first; the two ways share no integral."""
+    """delta(0) is the total variation distance in both directions. The two computations share no integral."""
     sigma, t = np.array([0.5, 1.0, 1.0, 4.0]), np.array([3, 10, 1000, 100])
     remove, add = (allocation.delta(sigma, t, 0.0, direction) for direction in DIRECTIONS)
     assert np.all(np.maximum(remove.lower, add.lower) <= np.minimum(remove.upper, add.upper))
@@ -127,7 +127,7 @@ def test_both_directions_agree_at_zero():
 
 @pytest.mark.parametrize("eps", [0.1, 0.5])
 def test_call_and_put_of_one_threshold_differ_by_its_distance_from_the_mean(eps):
-    """E(S - k)_+ - E(k - S)_+ = 1 - k, the two sides from contours on either side of 0."""
+    """E(S - k)_+ - E(k - S)_+ = 1 - k. The contours of the two expectations lie on opposite sides of 0."""
     s, t, k = np.full(2, 0.5), np.full(2, 20.0), np.exp([eps, -eps])
     call, put = (contour.brackets_at(sign, s, t, k, allocation_law.guess(sign, s, t, k)) for sign in (1.0, -1.0))
     assert np.all(call[0] - put[2] <= 1 - k + 1e-15) and np.all(call[2] - put[0] >= 1 - k - 1e-15)
@@ -244,7 +244,7 @@ def test_every_placement_of_the_contour_brackets_the_same_value(sign, monkeypatc
 
 @pytest.mark.parametrize("blur", [0.01, 0.03, 0.2])
 def test_windows_at_complex_arguments_are_below_their_bounds(blur):
-    """|Phi((0 - u - i alpha)/blur)| at the edges of cells, even where e^{y^2/2} overflows and Phi(-x) underflows."""
+    """At cell edges |Phi((0 - u - i alpha)/blur)| has a bound even if e^{y^2/2} overflows and Phi(-x) underflows."""
     windows = allocation_law.Windows(*(np.array([x]) for x in (0.0, blur, 2.0, 0.1, -3.0, 3.0)))
     cells = allocation_law.cells_of(np.array([1.0]), np.array([100.0]), windows, 160)
     cuts = allocation_law.cuts_of(cells, windows)
@@ -271,7 +271,7 @@ def test_the_path_beside_a_window_keeps_it_near_0_or_1():
 
 
 def test_a_hundred_deltas_of_a_laplace_inversion_in_fifty_digits():
-    """E(k - S)_+ by inversion on bent and straight lines in arb, each transform on a line turned in the plane."""
+    """The reference E(k - S)_+ inverts a transform in arb. The transform is also an integral, along a rotated line."""
     with (pathlib.Path(__file__).parent / "data" / "random_allocation_deltas.csv").open() as lines:
         known = list(csv.DictReader(lines))
     columns = "noise_multiplier", "slots", "epsilon", "delta"

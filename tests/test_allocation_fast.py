@@ -32,7 +32,7 @@ def test_chernoffs_bound_is_above_the_put_and_not_far_above(share):
 
 @pytest.mark.parametrize("chernoff", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_larger_direction_is_the_larger_of_both(chernoff, monkeypatch):
-    if not chernoff:  # contours at the floor decide then
+    if not chernoff:  # without Chernoff's bound, contours at the floor decide
         monkeypatch.setattr(allocation, "put_below", lambda s, t, k: np.full_like(s, np.inf))
     both = allocation.epsilon(SIGMA, SLOTS, DELTA, None)
     sides = [allocation.epsilon(SIGMA, SLOTS, DELTA, direction) for direction in ("remove", "add")]
@@ -110,7 +110,7 @@ def test_losses_read_together_hold_their_own_deltas(sign, sigma, slots):
     exact = allocation.delta(sigma, slots, found.epsilon[some], "remove" if sign > 0 else "add")
     assert np.all(found.lower[some] <= exact.upper * (1 + 1e-12))
     assert np.all(found.upper[some] >= exact.lower * (1 - 1e-12))
-    for least, width in ((3.1e-7, 1e-4), (2.1e-9, 1e-3), (1e-12, 1e-2)):  # smaller than the errors of the chords
+    for least, width in ((3.1e-7, 1e-4), (2.1e-9, 1e-3), (1e-12, 1e-2)):  # the errors of chords exceed these widths
         large = found.upper > least
         assert np.all((found.upper - found.lower)[large] <= width * found.upper[large])
 
@@ -172,7 +172,7 @@ def test_nodes_that_are_left_out_are_counted(monkeypatch):
         monkeypatch.setattr(allocation_law, "NEGLIGIBLE", share)
         found = contour.brackets_at(1.0, s, t, k, guess)
         assert np.all(found[0] <= exact[2]) and np.all(found[2] >= exact[0])
-    assert np.all(found[2] - found[0] > 2.0 * (exact[2] - exact[0]))  # the share matters
+    assert np.all(found[2] - found[0] > 2.0 * (exact[2] - exact[0]))  # leaving out so many nodes widens the bracket
 
 
 def test_calibrations_of_a_batch_meet_their_targets_from_any_side():

@@ -32,7 +32,7 @@ def test_limits_are_those_of_the_binomial_law(trials, share, log_error):
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "remove_one", "add_one"])
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 0.0), (0.3, 0.02), (0.0, 0.1)])
 def test_clopper_pearson_covers_by_the_exact_law_of_the_counts(epsilon, delta, relation):
-    """The (epsilon, delta)-DP pair with most to find: how often the bound is wrong, summed over all counts."""
+    """For the (epsilon, delta)-DP pair that is easiest to tell apart, the bound is wrong with chance <= `error`."""
     runs, error = 60, 0.1
     q = (1 - delta) / (1 + math.exp(epsilon))  # FPR = FNR, on the line FNR = 1 - delta - e^epsilon FPR
     k = np.arange(runs + 1)
@@ -40,7 +40,7 @@ def test_clopper_pearson_covers_by_the_exact_law_of_the_counts(epsilon, delta, r
     weight = stats.binom.pmf(k, runs, q)
     wrong = weight @ (found.epsilon > epsilon) @ weight
     assert wrong <= error
-    assert weight @ found.epsilon @ weight < epsilon + 0.05  # for delta > 0 and epsilon = 0 hardly anything is found
+    assert weight @ found.epsilon @ weight < epsilon + 0.05  # the mean; it is nearly 0 where epsilon is 0
     if relation == "add_or_remove_one":
         sides = [
             clopper_pearson(k[:, None], runs, k, runs, delta=delta, confidence=1 - error, relation=name).epsilon
@@ -101,7 +101,7 @@ def test_one_run_inverts_its_p_value_in_one_batch():
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 2.0])
 def test_one_run_covers_by_the_exact_law_of_randomised_response(epsilon):
-    """Coins of 80 canaries through randomised response: right guesses are Bin(80, q), and nothing beats that."""
+    """The bound from 80 guesses by randomised response, of which Bin(80, q) are right, is wrong with chance <= .1."""
     k, q = np.arange(81), 1 / (1 + math.exp(-epsilon))
     found = one_run(k, 80, 80, delta=0.0, confidence=0.9).epsilon
     weight = stats.binom.pmf(k, 80, q)
@@ -109,7 +109,7 @@ def test_one_run_covers_by_the_exact_law_of_randomised_response(epsilon):
 
 
 def test_one_run_allows_for_delta():
-    """Telling all with chance delta is (0, delta)-DP. Its m guesses are right with chance delta + (1-delta)/2^m."""
+    """To reveal m coins with chance delta is (0, delta)-DP. All guesses are right with chance delta + (1-delta)/2^m."""
     for m, delta in [(20, 1e-3), (200, 1e-6)]:
         assert one_run_p_value(0.0, m, m, m, delta) >= delta + (1 - delta) * 2.0**-m
 
@@ -139,7 +139,7 @@ CHOSEN, NONE = [0.3, 0.5, 0.7, 0.9], None
     ],
 )
 def test_scores_cover_however_thresholds_are_chosen(method, thresholds, repeats):
-    """Without a held-out half or Bonferroni the best of many thresholds is wrong far too often."""
+    """The bound is wrong as rarely as promised. The largest of many uncorrected bounds is wrong far too often."""
     rng, runs, error = np.random.default_rng(2), 300, 0.2
     gaussian = method == "gaussian_fit"
     delta = 1e-5 if gaussian else 0.0
@@ -148,7 +148,7 @@ def test_scores_cover_however_thresholds_are_chosen(method, thresholds, repeats)
     for _ in range(repeats):
         absent, present = rng.normal(size=(2, runs)) + np.array([[0.0], [1.0]])
         if not gaussian:
-            # scores 1 - u: below u = 1/(1 + e^0.5) the densities are 1 and e^0.5, and all thresholds are alike
+            # u = 1 - score: below 1/(1 + e^0.5) its density is 1 in `absent`, e^0.5 in `present`; thresholds are alike
             absent, present = 1 - rng.random(runs), 1 - np.interp(rng.random(runs), [0, 0.622459, 1], [0, 0.377541, 1])
         found = from_scores(absent, present, thresholds=thresholds, delta=delta, confidence=1 - error, method=method)
         assert found.trials == (runs if thresholds is None else 2 * runs)
@@ -202,7 +202,7 @@ def test_bad_input_is_refused_in_one_line(call, words):
 
 
 def test_scores_say_for_which_relation_they_bound_epsilon():
-    """Only the second of the two inequalities shows much here, and remove_one has only the first."""
+    """Of the two inequalities of DP, that of add_one gives the larger epsilon here; remove_one has only the other."""
     absent, present = np.arange(200.0) / 100.0, np.full(200, 1.9)
     ask = lambda relation: from_scores(absent, present, delta=1e-5, thresholds=[1.5], relation=relation)
     found = {relation: ask(relation) for relation in ("add_or_remove_one", "zero_out", "remove_one", "add_one")}

@@ -36,7 +36,7 @@ def test_a_planted_gradient_has_length_c_in_every_step_it_takes_part_in():
 
 
 def test_a_run_is_the_trainers_and_its_score_is_the_product_with_the_clipped_gradient():
-    """Against a loop by hand, with noise too small to see. Ghost norms clip all gradients, the canary's too."""
+    """Outcome and score are those of a loop by hand, with little noise. Ghost norms clip the canary's gradient, too."""
     data, canary = np.random.default_rng(1).normal(size=(6, 5)).astype(np.float32), 3 * np.ones(5, np.float32)
     loss = lambda params, x: jnp.sum(jnp.tanh(x @ params))
     trainer = Trainer(loss, optax.sgd(0.5), plan_of(7, noise=1e-6, steps=4), 0.7, method="ghost")
@@ -61,7 +61,7 @@ def test_a_run_is_the_trainers_and_its_score_is_the_product_with_the_clipped_gra
 
 @pytest.mark.parametrize("sampling", ["poisson", pytest.param("fixed_batches", marks=pytest.mark.slow)])
 def test_audit_of_a_whole_run_finds_its_epsilon_and_no_more(sampling):
-    """Four steps on all data (Gaussian DP) or two passes of two batches; data without gradient beside the canary.
+    """A run has four steps on all data (Gaussian DP) or two passes of two batches. Only the canary has a gradient.
 
     Each run has a learning rate of its own, on which the scores do not depend.
     """
@@ -79,8 +79,8 @@ def test_audit_of_a_whole_run_finds_its_epsilon_and_no_more(sampling):
     middle = 0.5 * float(np.round(present.mean()))
     cuts = middle + np.array([-1.0, 0.0, 1.0])
     found = from_scores(without, present, delta=1e-5, confidence=0.999, method="gaussian_fit", thresholds=cuts)
-    # with fixed batches the adversary does not know the canary's steps: the score has the noise of all four steps,
-    # and the canary's gradient of two
+    # with fixed batches the adversary does not know which two steps have the canary: the score is a sum over all four
+    # steps, with the noise of four and the canary's gradient from two
     assert (0.7 if sampling == "poisson" else 0.3) * claimed <= found.epsilon <= claimed
     part = 0.1 if sampling == "poisson" else 0.03
     assert part * claimed <= from_scores(without, present, delta=1e-5, confidence=0.999).epsilon <= claimed
@@ -88,7 +88,7 @@ def test_audit_of_a_whole_run_finds_its_epsilon_and_no_more(sampling):
 
 @pytest.mark.slow
 def test_one_run_with_many_canaries():
-    """Noise of 0.5: each of 400 canaries by itself in a direction of its own."""
+    """With noise of 0.5, 400 canaries in directions of their own show an epsilon between 1.5 and the claimed one."""
     plan = plan_of(400, noise=0.5)
     game = gradient_canaries(Trainer(lambda p, x: jnp.sum(p) * 0.0, optax.sgd(1.0), plan, 1.0), None, 400)
     included = np.random.default_rng(0).random(400) < 0.5

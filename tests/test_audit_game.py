@@ -66,7 +66,7 @@ def test_winners_have_the_law_of_the_mathematics(law):
         top = 1 - scored_below(released[there]) if released.dtype == np.float32 else released[there]
         uniform = (evaluated(law, top.astype(float))[0] - empty) / (1 - empty)
         assert stats.kstest(uniform, "uniform").pvalue > 1e-5
-        half = there.sum() // 2  # exchangeable: in whatever order K was drawn
+        half = there.sum() // 2  # runs are exchangeable, in whatever order the Ks were drawn
         assert stats.ks_2samp(uniform[:half], uniform[half:]).pvalue > 1e-5
 
 
@@ -179,7 +179,7 @@ def test_candidates_by_the_worst_score_are_won_like_cells(example):
 
 @pytest.mark.slow
 def test_a_continuous_score_by_candidates_leaks_more_than_algorithm_3(example):
-    """|x - 1.67|, 4e8 candidates: the event is where the exact densities of the winner differ most."""
+    """The score of 4e8 candidates is |x - 1.67|. The event is where the winner's log density ratio exceeds 1.53."""
     mu, law, _, _ = example
     x = np.linspace(-6, 8, 4001)
     density = [

@@ -35,7 +35,7 @@ def p_value(correct, guesses, canaries, claim, guessed="both"):
 
 
 def test_a_plan_whose_filter_promises_no_curve_is_no_claim():
-    """Its run may have been changed by outputs: the curve of the plan as it was made would be refuted wrongly."""
+    """Outputs may change the run, so refuting the original plan's curve would not refute the filter's promise."""
     plan = plan_of(100, noise=3.0, steps=4, data_dependent=True)
     with pytest.raises(InputError, match="promises an epsilon at every delta, but no curve; give plan.mechanism"):
         one_run(95, 100, 100, claim=plan)
@@ -100,7 +100,7 @@ def test_the_lines_of_one_direction_are_above_its_exact_curve():
 
 
 def test_pure_dp_and_a_claim_of_no_leak():
-    """Randomised response, all guessed: never below the binomial tail that is its exact law."""
+    """The p-value of randomised response, with all canaries guessed, is at least the exact binomial tail."""
     q = np.exp(1.0) / (1.0 + np.exp(1.0))
     c = np.arange(21)
     from scipy.stats import binom
@@ -141,19 +141,19 @@ def test_no_true_claim_is_refuted_in_200_runs():
 
 
 STEPS, NOISE, RATE, CANARIES = 16, 16.0, 0.1, 1000
-"""Of the simulated trainers: mu is 1/4 on all data, and every canary has a direction of its own."""
+"""Settings of simulated trainers: mu is 1/4 if steps take all data, and every canary has a direction of its own."""
 FULL, SAMPLED = ja.dp_sgd(NOISE, 1.0, STEPS), ja.dp_sgd(1.0, RATE, 1)
 ONE = {"noise": 1.0, "steps": 1}
 
 
 def summed(rng, included, noise=NOISE, pull=1.0, rate=1.0, steps=STEPS):
-    """What all noisy sums together hold along each canary."""
+    """The component, along each canary, of the total of all noisy sums."""
     taken = rng.binomial(steps, rate, size=included.size)
     return pull * taken * included + noise * np.sqrt(steps) * rng.normal(size=included.size)
 
 
 def last(rng, included, noise=NOISE):
-    """What the last noisy sum holds along each canary. One fault leaves out the noise of the last half of the steps."""
+    """The component of the last noisy sum along each canary; noise = 0 if the second half of the steps adds none."""
     return included + noise * rng.normal(size=included.size)
 
 

@@ -32,7 +32,7 @@ LAW = selection.Geometric(0.3)
 
 
 def exact_epsilon(one, other):
-    """Of two pmfs at DELTA, both directions, by root finding."""
+    """The epsilon of two pmfs at DELTA, the larger of both directions, by root finding."""
     leak = lambda e: max(np.maximum(a - np.exp(e) * b, 0).sum() - DELTA for a, b in ((one, other), (other, one)))
     return brentq(leak, 0.0, 50.0, xtol=1e-10)
 
@@ -54,7 +54,7 @@ def of_cells(count, strength):
 
 
 def of_candidates(count, strength):
-    """Selections by the score x, candidate by candidate, the threshold from a held-out half."""
+    """Audits of selections by the score x, candidate by candidate. Half of the runs choose the threshold."""
     x = np.linspace(-8, 12, 4001)
     truth = exact_epsilon(*(selection.output_law(np.diff(norm.cdf(x - m), prepend=0, append=1), LAW) for m in (1, 0)))
     score = lambda x: x
@@ -91,7 +91,7 @@ def game_of_steps():
 
 
 def of_steps(count, strength):
-    """The trainer's own step with a planted gradient; what is claimed is noise of 0.5 times the strength."""
+    """Audits of the trainer's own step with a planted gradient. The noise is 0.5; the claim is for 0.5 * strength."""
     truth, game, params = gaussian_epsilon(2.0 / strength, DELTA), game_of_steps(), jnp.zeros(2)
     for seed in range(count):
         absent, present = (game.play(params, there, 1500, seed=seed).scores[:, 0] for there in (False, True))
@@ -108,7 +108,7 @@ def test_no_lower_bound_exceeds_a_claim(runs):
         for found, truth in audit(runs // len(AUDITS), 1.0):
             rows.append(Row(audit.__name__, found, (Claim("truth", truth, found.delta, "certified"),)))
         shares = [row.found.epsilon / row.claims[0].epsilon for row in rows[-runs // len(AUDITS) :]]
-        assert np.median(shares) > 0.4, audit.__name__  # what finds nothing cannot be wrong
+        assert np.median(shares) > 0.4, audit.__name__  # bounds of about 0 would prove nothing
     assert len(rows) == runs
     assert Report(rows).refuted == []
 

@@ -65,7 +65,7 @@ def test_a_row_does_not_depend_on_the_others(noise, rate, steps, log_delta):
     assert (alone.lower, alone.upper, alone.status) == (batch.lower[0], batch.upper[0], batch.status[0])
 
 
-@pytest.mark.slow  # test_program_cache.py asks both where the cheapest program answers
+@pytest.mark.slow  # test_program_cache.py compares both where the cheapest program answers
 def test_both_backends_answer_alike_with_few_hits_and_many():
     run, delta = mixed(60, 7)
     agree(*(ja.epsilon(run, delta, rtol=RTOL, backend=name) for name in ("numpy", "xla")))

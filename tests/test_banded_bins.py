@@ -52,7 +52,7 @@ def drawn(strategy, noise, bins, eps, draws, seed=0):
 
 
 def cases(count):
-    """Settings of all kinds: one epoch and several, cut ones, any sign, equal columns and others."""
+    """Settings with one or more epochs (the last may be cut), entries of either sign, and equal or unequal columns."""
     rng = np.random.default_rng(11)
     for case in range(count):
         bins = int(rng.integers(2, 9))
@@ -109,7 +109,7 @@ def test_the_likelihood_ratio_draws_the_same():
 
 @pytest.mark.slow
 def test_the_likelihood_ratio_draws_the_same_ten_million_times():
-    """99.9 % intervals of 40 answers, by Bonferroni: 4.3 standard errors."""
+    """All 40 answers agree within 4.3 standard errors, which is a confidence of 99.9 % by Bonferroni."""
     for case in cases(20):
         agree(*case, 10_000_000, 4.3)
 
@@ -149,7 +149,7 @@ def test_more_shared_noise_between_bins_costs_more():
 
 
 def test_contributions_that_are_not_parallel_or_adapt_cost_less():
-    """Directions that turn with the outputs, in the plane, by the exact likelihood ratio of three bins."""
+    """Three bins whose directions turn with the outputs leak less, by draws of the exact likelihood ratio."""
     rng, c, draws, eps = np.random.default_rng(3), np.array([0.8, 0.6]), 50_000, 0.3
     ratio, before = np.ones((3, draws)), np.zeros((2, draws))
     angle = np.zeros(draws)
@@ -172,7 +172,7 @@ def test_contributions_that_are_not_parallel_or_adapt_cost_less():
     [(HALF, 50, 1.0), (Toeplitz((1.0, 0.8), 5), 3, 4.0), (Banded(2, 6), 6, 0.6), (Banded(2, 60), 60, 1.0)],
 )
 def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
-    """At six points and for every path of `paths`, also for paths that turn too little or too much."""
+    """The bounds hold at six points for every path of `paths`, some of which turn too little or too much."""
     law = normals_of(strategy, bins, noise)
     decay = kernel.decay_of(law, np.geomspace(0.1, 500.0, 40) / law.deviation)
     z = np.array([2.0, 3.0 + 4.0j, 10.0 + 30.0j, 1.0 + 15.0j, 15.0j - 1.0, 40.0j - 9.0]) * min(
@@ -244,7 +244,7 @@ def test_products_in_blocks_round_no_more_than_their_bound(rows, inner, columns)
 
 
 def test_several_answers_of_one_contour():
-    """A contour far from its threshold may be wide, and never wrong."""
+    """A contour gives wide brackets at thresholds far from its own, but never wrong ones."""
     law = normals_of(Toeplitz((1.0, 0.5), 8), 8, 1.0)
     one, many = kernel.Profile(law), kernel.Profile(law)
     one.delta(1.0, np.array([0.5]), 1e-3)
@@ -332,7 +332,7 @@ def test_columns_that_differ_in_several_epochs_are_exact():
 
 @pytest.mark.slow
 def test_paths_without_a_bound_give_way_to_others():
-    """At these points of the line the path with the least estimate has no bound, on any lattice."""
+    """At some points of this run's contour, the path with the least estimated error has no bound on any lattice."""
     run = ja.MatrixMechanism(Banded(2, 105), 6.2, BallsInBins(35))
     found = ja.epsilon(run, 3.265e-7, relation="remove_one")
     assert found.ok and 0.27 < found.upper < 0.28
@@ -357,7 +357,7 @@ def test_noise_of_any_size_is_answered_or_refused(noise):
 
 @pytest.mark.parametrize("noise", [1e-12, 0.1, 1e4, 1e42])
 def test_every_noise_has_an_end(noise, monkeypatch):
-    """Contours are given up early, and theorems remain: no epsilon evaluates the transform at 2,000 points."""
+    """Contours are given up before the transform is evaluated at 2,000 points in all. Theorems still give brackets."""
     seen, transform = [], kernel.transform
     monkeypatch.setattr(kernel, "transform", lambda *given: seen.append(given[2].size) or transform(*given))
     run = ja.MatrixMechanism(Banded(2, 6), noise, BallsInBins(6))
@@ -381,7 +381,7 @@ def test_theorems_hold_without_a_contour(noise, eps):
 
 @pytest.mark.parametrize("noise, root", [(5.0, -28.0), (3.0, -28.0), (30.0, 36.0), (1.0, -14.0)])
 def test_theorems_count_their_rounding(noise, root):
-    """The payoff of the mean along one direction, with 50 digits."""
+    """The lower bound is at most the payoff of the mean along one direction, which is computed with 50 digits."""
     law = normals_of(Toeplitz((1.0, 0.8), 2), 2, noise)
     with mp.workdps(50):
         first, second = ([mp.mpf(x) for x in each.tolist()] for each in (law.first, law.second))

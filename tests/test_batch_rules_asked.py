@@ -145,7 +145,7 @@ def test_pictures_and_reports_describe_the_run_of_the_row(tmp_path):
 
 
 def test_groups_of_fixed_size_samples_at_every_door(capsys):
-    """Sweeps, calibrations and the command line gave the data set's size as a batch, which the mechanism refused."""
+    """Old sweeps, calibrations and commands took the data set's size for a batch, and the mechanism refused it."""
     run = {"noise_multiplier": 4.0, "batch_size": 10, "dataset_size": 100, "steps": 7}
     run |= {"sampling": "without_replacement", "group": 2}
     one = ja.epsilon(ja.dp_sgd(**run), 1e-4)

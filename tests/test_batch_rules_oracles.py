@@ -51,7 +51,7 @@ def test_k_of_t_leaks_less_than_blocks(k, t, upper):
 @pytest.mark.parametrize("relation", ["add_remove", "zero_out", "replace"])
 @pytest.mark.parametrize(("n", "cap"), [(3, 1), (4, 2), (5, 2)])
 def test_no_capped_sample_of_poles_leaks_more_than_the_bound(relation, n, cap):
-    """All other records at -1 or 1, x at 1: every sample and every subset that is kept."""
+    """The changed record is at 1, the others at -1 or 1. Every sample and every kept subset is enumerated."""
     sigma, worst = 1.0, 0.0
     for q, epsilon in itertools.product((0.3, 1.0), (0.0, 0.5)):
         bound = {d: float(oracles.truncated_bound(n, q, cap, sigma, epsilon, relation, d)) for d in ("remove", "add")}
@@ -120,7 +120,7 @@ def test_shuffled_batches_leak_more_than_random_allocation():
     """delta(1) at sigma = 1, t = 2: .1172 between .0592 of random allocation and .1269 of the Gaussian."""
     found = oracles.shuffled_two(1.0, 1.0, "remove")
     assert math.isclose(found, 0.1172148, rel_tol=1e-6)
-    # an event that needs no integral: some output is above 2.2, by products of normal tails
+    # a lower bound without an integral: the event that some output exceeds 2.2, by products of normal cdfs
     u, grown = 2.2, math.e
     low = np.array([float(mp.ncdf(u - m)) for m in (0, 1, 2)])
     assert (1 - low[0] * low[2]) - grown * (1 - low[0] * low[1]) <= found

@@ -1,4 +1,4 @@
-"""Tails of the binomial law, held against mpmath: the bound is always on its side, and near where that matters."""
+"""Bounds of binomial tails against mpmath: they are never on the wrong side, and are tight where that matters."""
 
 import mpmath
 import numpy as np
@@ -36,7 +36,7 @@ def log_tail(n, k, p):
 
 
 def series(n, k, p, way):
-    """The sum of the terms from k on in one direction, where they fall; the rest of the series is below 1e-45 of it."""
+    """The sum of the terms k, k + way, ..., which must fall, up to a remainder below 1e-45 of the sum."""
     if k < 0 or k > n:
         return mpmath.mpf(0)
     log_term = mpmath.loggamma(n + 1) - mpmath.loggamma(k + 1) - mpmath.loggamma(n - k + 1)
@@ -53,7 +53,7 @@ def series(n, k, p, way):
 
 def check(n, k, p, side="hit"):
     """(above - truth, below - truth) in logarithms, after a check that below <= truth <= above."""
-    # 1 - p is held exactly, with digits to spare
+    # enough digits for 1 - p to be exact
     with mpmath.workdps(80 + (int(-np.log10(p)) if side == "miss" else 0)):
         hit, exact = known(p, side)
         at = np.array([float(n)]), np.array([float(k)])
@@ -85,7 +85,7 @@ def test_every_count_of_a_few_steps(p):
 @pytest.mark.parametrize("n", [1000, 2**20, 10**12, 2**53])
 @pytest.mark.parametrize("p", [1e-300, 1e-17, 1e-9, 1e-4, 0.3, 0.999])
 def test_large_laws_in_their_tails(n, p):
-    # the exact tail may add up thousands of terms, not more: deviations are below 1e3, and tails are far out
+    # deviations are below 1e3 and tails are far out, so that the exact tail is a sum of at most thousands of terms
     mean, deviation = n * p, np.sqrt(n * p * (1 - p))
     for z in (-40.0, -9.0, 9.0, 40.0, 300.0):
         k = np.ceil(mean + z * deviation)
@@ -113,10 +113,10 @@ def test_the_bounds_are_near():
     for n, p in ((50, 0.1), (400, 0.02), (10**6, 1e-6), (10**12, 1e-13)):
         for k in range(max(int(2 * n * p), 1), max(int(2 * n * p), 1) + 4):
             above, below = check(n, k, p)
-            assert above < 0.8 and below > -0.2, (n, k, p)  # the lower one leaves out 1/12 in Stirling's series
+            assert above < 0.8 and below > -0.2, (n, k, p)  # `below` leaves out 1/12 in Stirling's series
     above, below = check(2**53, 2, 1e-30)
     assert above < 0.1 and below > -0.1
-    # far below the mean a tail is 1 but for what Chernoff leaves
+    # far below the mean, 1 minus the tail is at most Chernoff's bound
     assert check(10**6, 100, 1e-3)[1] > -1e-100
 
 

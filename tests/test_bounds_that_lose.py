@@ -1,4 +1,4 @@
-"""The benchmark that asks each mechanism by every way finds no answer that loses; here its quick part."""
+"""The benchmark that asks each mechanism in every way finds no answer that loses. These tests run its quick part."""
 
 import importlib.util
 import pathlib

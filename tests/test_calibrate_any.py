@@ -60,7 +60,7 @@ def test_ends_of_the_bracket():
 
 
 def test_what_is_not_monotone_still_meets_the_target():
-    """Epsilon has a hump inside the bracket: the value may not be the best, but it holds, and nothing else is said."""
+    """Epsilon has a hump inside the bracket. The value meets the target, and is never said to be the best."""
 
     def hump(x):
         return ja.PureDP(0.2 + 3.0 * np.exp(-((np.log(x) - 1.0) ** 2) * 8.0) + 0.3 / x)

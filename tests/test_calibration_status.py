@@ -1,4 +1,4 @@
-"""What a calibration says of its value ("ok", `best`) is what was shown: held against least values that are known."""
+"""A calibration says "ok" or `best` only of values that are shown to be so: checked against known least values."""
 
 import warnings
 
@@ -24,7 +24,7 @@ def least_mu(epsilon, delta):
 
 
 def honest(found, least, rising=False):
-    """The value holds; and where it is said to be the best one, nothing 1 % better does."""
+    """The share of values that are "ok" or best. All values must hold, and these must be within 1 % of the least."""
     value = np.asarray(found.value) if not rising else 1.0 / np.asarray(found.value)
     least = np.asarray(least) if not rising else 1.0 / np.asarray(least)
     ok = np.asarray(found.ok)

@@ -37,7 +37,7 @@ def test_a_start_whose_slope_is_wrong_is_moved_by_the_secant(wrong):
     found = certified_search(search, lambda rows: Start(*(x[rows] for x in start[:3])))
     assert np.all(found.status == "ok") and np.all(found.upper <= target)
     assert np.all(found.upper >= target * (1.0 - 0.5e-4))
-    # six evaluations a row at most; one may show that the value is the best. Without a start there are three more
+    # a row takes at most six evaluations (one may only show that its value is the best), three more without a start
     assert sum(rows.size for rows in calls) <= 6 * power.size
 
 
@@ -70,7 +70,7 @@ def test_rough_brackets_lead_to_the_solution_and_only_the_last_ones_are_narrow()
 
 
 def test_brackets_that_stay_wide_end_the_search_early():
-    """Their upper end falls in jumps. The value is as good as the bracket, and is not claimed to be the best."""
+    """Where the upper end jumps past the target and brackets stay wide, the value is next to the jump and "loose"."""
     calls = []
     search = search_of(lambda rows, values: np.where(values < 1.4837, 2.0, 0.5), np.full(1, 1.0), calls)
     evaluate = search.evaluate

@@ -1,7 +1,7 @@
 """Every page and section that a docstring, a comment or a page of this repository cites exists in this repository.
 
-A citation is the path of a Markdown file, perhaps with a section after it, by its title in quotation marks or by its
-number, or a link with an anchor: `jaxacct/selection/README.md, "Bounds"`.  A path may be relative to the file that
+A citation is a link with an anchor or the path of a Markdown file.  A section may follow the path, by its title in
+quotation marks or by its number: `jaxacct/selection/README.md, "Bounds"`.  A path may be relative to the file that
 cites, to the repository or to the package.  Pages outside the repository are not for its readers: what is needed of
 them belongs here.  Names and files between marks of code exist, too.
 """
@@ -103,7 +103,7 @@ def test_every_cited_page_and_section_exists():
 FOREIGN = {"DeprecationWarning", "jax.make_array_from_process_local_data", "jax_default_prng_impl", "nnx.reseed"}
 """Names of other packages that pages cite, but that no program of this repository uses."""
 PARTS = {"_sampling_probability", "reverse_k", "NAME.xxxxxxxx.tmp", "mechanisms/student_t.py"}
-"""The end of a name, a name in a formula, a form of names, and the file of an example, which nobody has written."""
+"""The end of a name, a name in a formula, a pattern of file names, and a file in an example: none of them exists."""
 
 
 def names_and_files(page):

@@ -63,7 +63,7 @@ def test_users_and_caps_are_shown(path, capsys):
 
 
 def test_a_candidate_is_shown_with_what_its_choice_costs(path, capsys):
-    """Its steps do not pay for the choice: the report refuses the claim, and this command says what is left out."""
+    """A candidate's epsilon leaves out what its choice costs. The command says so, with the whole tuning's epsilon."""
     given = {"target_delta": 1e-5, "dataset_size": 50, "sampling_probability": 1.0, "steps": 4}
     plan = Plan(**given, noise_multiplier=9.0, repetitions=ja.selection.PointMass(3))
     with Ledger.create(path, plan) as ledger:

@@ -55,7 +55,7 @@ def test_a_delta_that_underflows_is_not_zero_above():
     for mechanism, eps in ((ja.Gaussian(20.0), 2.0), (ja.PoissonSampled(ja.Gaussian(20.0), 0.5), 3.0)):
         b = ja.delta(mechanism, eps)
         assert b.lower == 0.0 and 0.0 < b.upper <= 1e-300 and b.status == "ok"
-    assert ja.delta(ja.PoissonSampled(ja.Gaussian(20.0), 0.5), 3.0, relation="add_one").upper == 0.0  # beyond log 2
+    assert ja.delta(ja.PoissonSampled(ja.Gaussian(20.0), 0.5), 3.0, relation="add_one").upper == 0.0  # losses <= log 2
 
 
 def exact_delta_of_one_step(sigma, q, removing, eps):

@@ -29,7 +29,7 @@ print(backend.in_chunks(program, 4, (np.arange(4.0),), 4)[0][3], dict(jax.config
 
 
 def test_a_plain_query_imports_no_scipy_compiles_nothing_and_leaves_the_settings_of_jax_alone(tmp_path):
-    """Nor does a program that is compiled change a setting."""
+    """A program that is compiled leaves the settings of JAX alone, too."""
     folder = str(tmp_path / "programs")
     environment = {**os.environ, "JAXACCT_CACHE_DIR": folder, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", PLAIN, folder]
@@ -37,7 +37,7 @@ def test_a_plain_query_imports_no_scipy_compiles_nothing_and_leaves_the_settings
     assert done.stdout.endswith("False False\n9.0 True\n") and done.stderr == ""
 
 
-@pytest.mark.slow  # `test_program_cache.py` has it for a small program
+@pytest.mark.slow  # `test_program_cache.py` tests the same with a small program
 def test_kept_programs_answer_as_they_did_when_compiled(tmp_path):
     code = f"from jaxacct import cli; cli.main({[*QUERY.split(), '--backend', 'xla']!r})"
     environment = {**os.environ, "JAXACCT_CACHE_DIR": str(tmp_path)}

@@ -55,7 +55,8 @@ def test_gaussian_has_the_guarantee():
 
 
 def test_known_values():
-    assert ja.delta(ja.ZCDP(0.5), 0.0).upper == pytest.approx(0.4790985, abs=1e-6)  # V log((1 + V)/(1 - V)) = 1/2
+    # V = delta(0) solves V log((1 + V)/(1 - V)) = 1/2
+    assert ja.delta(ja.ZCDP(0.5), 0.0).upper == pytest.approx(0.4790985, abs=1e-6)
     assert ja.profile(ja.ZCDP(0.5)).tradeoff(0.1).lower == pytest.approx(0.516, abs=1e-3)
     assert ja.epsilon(ja.ZCDP(1 / (2 * 3.14159**2)), 1e-2).upper <= 0.632569 * (1 + 1e-4)
 

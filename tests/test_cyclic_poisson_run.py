@@ -78,7 +78,7 @@ def test_a_batch_that_a_group_does_not_hold_is_refused(capsys):
 
 
 def test_the_remedy_for_several_records_leaks_no_less():
-    """Two records in one group: the exact pair of that case is below the remedy."""
+    """For two records in one group, the remedy (half the noise, no sampling) costs more than the exact pair."""
     blocks = ja.repeat(ja.PoissonSampled(ja.Gaussian(2.0), 0.3, group=2), 3)
     assert ja.epsilon(blocks, DELTA).upper < ja.epsilon(ja.dp_sgd(2.0 / 2, 1.0, 3), DELTA).upper
 

@@ -46,7 +46,7 @@ def test_both_directions_have_the_same_delta_at_zero_and_only_there():
     run = ja.dp_sgd([1.0, 0.6], [0.05, 0.2], 100)
     add, remove, both = (ja.delta(run, 0.0, relation=r) for r in ("add_one", "remove_one", "add_or_remove_one"))
     assert np.all(add.upper == remove.upper) and np.all(both.lower == remove.lower)
-    # the engine asked for the direction add by itself says the same
+    # if asked for the direction "add" alone, the engine gives the same delta
     parts = components(run, "add_one", "add")
     zero = np.zeros(2)
     lower, _, upper = Contour().delta(Question(parts, kinds_of(parts), zero, zero, zero, Effort(1e-4)))

@@ -58,8 +58,8 @@ def asked():
 
 @pytest.mark.parametrize("wrong", (np.nan, np.inf, -np.inf, -60.0, -1e-9))
 def test_what_a_kernel_gets_wrong_claims_nothing(monkeypatch, wrong):
-    # log delta = -60 is far below the lower bound that tests give for little noise; -1e-9 is far above the upper bound
-    # that much noise gives even without sampling
+    # log delta = -60 is far below the lower bound by hypothesis tests for little noise (0.3). log delta = -1e-9 is far
+    # above the upper bound for much noise (100), which holds even without sampling
     run = ja.dp_sgd(100.0 if wrong == -1e-9 else 0.3, 0.5, np.array([10, 20]))
     parts = components(run, "remove_one", "remove")
 
@@ -87,7 +87,7 @@ def test_ends_of_two_rungs_that_contradict_each_other_are_not_used(monkeypatch):
 
 @pytest.mark.parametrize("sigma, rate, most", [(100.0, 1e-3, 1), (10.0, 1e-6, 2)])
 def test_no_finer_rung_is_tried_where_rounding_makes_a_bracket_wide(monkeypatch, sigma, rate, most):
-    """Over 1e9 steps all six rungs were evaluated, and the last brackets were wider than the first."""
+    """Over 1e9 steps the old code evaluated all six rungs. Its last brackets were wider than the first."""
     sizes, original = [], contour.evaluate
     monkeypatch.setattr(contour, "evaluate", lambda *a, **b: sizes.append(b["points"]) or original(*a, **b))
     found = ja.delta(ja.dp_sgd(sigma, rate, 1e9), 0.0, relation="remove_one")

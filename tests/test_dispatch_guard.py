@@ -84,7 +84,7 @@ def contains(bounds, low, high):
 
 @pytest.fixture(scope="module")
 def truth():
-    """Two epsilons that hold the truth, and two deltas, from dp_accounting's numbers."""
+    """A bracket of the true epsilon and one of the true delta, from dp_accounting's numbers."""
     return (0.98 * THEIRS[0], 1.001 * THEIRS[0]), (0.95 * THEIRS[1], 1.001 * THEIRS[1])
 
 
@@ -195,7 +195,7 @@ class Told(dispatch.Engine):
 
 
 def asked(size):
-    """epsilon of one row many times: theorems say that it is above 0.39 and below 8 (it is about 0.8)."""
+    """A question that asks for one epsilon `size` times: by theorems above 0.39 and below 8, in truth about 0.8."""
     parts = components(ja.Gaussian(4.0), "add_or_remove_one", "remove").take(np.zeros(size, int))
     nothing = np.zeros(size)
     return dispatch.Question(parts, dispatch.kinds_of(parts), np.full(size, 1e-5), nothing, nothing - np.inf, None)
@@ -231,7 +231,7 @@ def test_an_answer_that_contradicts_a_theorem_leaves_those_before_it():
 
 
 def test_an_upper_end_below_zero_contradicts_nothing():
-    """Where delta(0) is below the target the contour's upper end is negative before it is clipped: epsilon is 0."""
+    """Where delta(0) is below the target, epsilon is 0, and the contour's upper end is negative until it is clipped."""
     bounds = ja.epsilon(
         ja.dp_sgd([5.0, 1427141.3321317164], [1e-3, 0.0011638808717497767], [100, 37695771171123]), 0.012
     )
@@ -241,7 +241,7 @@ def test_an_upper_end_below_zero_contradicts_nothing():
 
 @pytest.mark.parametrize("classes", [(Repeated,), (Mechanism,)])
 def test_an_engine_for_compositions_is_asked_about_a_step_that_runs_once(monkeypatch, classes):
-    """The step alone was asked about, for which the engine does not answer."""
+    """The old code asked the engine about the step alone, for which this engine has no answer."""
 
     class OfRuns(protocol.MechanismEngine):
         name = "of_runs"

@@ -97,11 +97,11 @@ NO_FORMULA = {
 }
 """Names that rest upon no formula or theorem of their own (records, files, counts of what was drawn): no References."""
 NOT_YET: set[str] = set()
-"""Names whose docstrings are still to be written, by the rooms that own them."""
+"""Names whose docstrings are still to be written."""
 
 
 def documented() -> dict[str, Any]:
-    """Every public name of every public package; one that several packages export, or that has two names, once."""
+    """Every public name of every public package. A value with several names or packages appears once."""
     found: dict[str, Any] = {}
     for package in PACKAGES:
         module = importlib.import_module(package)

@@ -22,7 +22,7 @@ def gaussian_delta(mu, eps):
 
 @pytest.fixture
 def figure(monkeypatch, tmp_path, capsys):
-    """Run a script as a user would, in this process; its columns, once it has printed them and drawn."""
+    """A function that runs a script as a user would, in this process, and returns the columns that were drawn."""
     monkeypatch.syspath_prepend(str(FOLDER))
 
     def run(name):
@@ -47,7 +47,7 @@ def figure(monkeypatch, tmp_path, capsys):
 def test_figure1(figure):
     c = figure("figure1")
     assert (c["Renyi to f"] <= np.minimum(c["Gaussian"], c["randomised response"]) + 1e-9).all()
-    # the curves touch, and randomised response does have this Rényi bound
+    # the curves touch, and the Rényi divergence of randomised response is at most its order
     assert np.max(c["Renyi to f"] / c["randomised response"]) == pytest.approx(1.0, abs=1e-6)
     orders = np.geomspace(0.5, 50.0, 40)
     assert (renyi_divergence(ja.PureDP(2 * np.arccosh(np.exp(0.25))), orders).lower <= orders).all()
@@ -84,7 +84,7 @@ def test_figure4a(figure):
     c = figure("figure4a")
     assert (c["H(mixture || Q)"] >= c["H(P || mixture)"] - 1e-12)[c["alpha"] > 1].all()
     assert (c["H(mixture || Q)"] <= c["H(P || mixture)"] + 1e-12)[c["alpha"] < 1].all()
-    above = c["alpha"] > 1.0  # the sampled profile by that of the base: sigma = 0.5, q = 0.3
+    above = c["alpha"] > 1.0  # H_alpha(mixture || Q) = q H_{1 + (alpha - 1)/q}(P || Q): sigma = 0.5, q = 0.3
     moved = np.log1p((c["alpha"][above] - 1.0) / 0.3)
     np.testing.assert_allclose(c["H(mixture || Q)"][above], 0.3 * gaussian_delta(2.0, moved), rtol=1e-9)
 
