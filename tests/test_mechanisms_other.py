@@ -125,7 +125,7 @@ def test_replace_one_without_replacement_of_continuous_noise_is_piecewise(ratio)
 
 
 def test_replace_one_without_replacement_of_a_gaussian_dominates_its_bins():
-    """Which bin the output fell in is a post-processing with finitely many outcomes."""
+    """The bin of an output is a post-processing of it. So the epsilon of the Gaussian is at least that of its bins."""
     edges = np.linspace(-9.0, 10.0, 600)
     q, p = (np.diff(scipy.special.ndtr(np.concatenate([[-np.inf], edges - m, [np.inf]]))) for m in (0.0, 1.0))
     runs = (ja.FiniteOutput(p / p.sum(), q / q.sum()), ja.Gaussian(2.0))
@@ -197,7 +197,7 @@ def test_empty_batches_and_gradients():
 
 
 def test_nested_rates_near_one_must_have_an_exact_product():
-    """(1 - 2^-52)^2 is no float64. Rounding it would change the chance, and so the loss, of leaving the record out."""
+    """(1 - 2^-52)^2 is no float64. A rounded product changes the chance that the record is out, and so the loss."""
     gaussian = ja.Gaussian(1.0)
     exact = ja.PoissonSampled(ja.PoissonSampled(gaussian, 1 - 2.0**-20), [1 - 2.0**-20, 1.0])
     assert ja.epsilon(exact, 1e-5).upper.shape == (2,)

@@ -26,7 +26,7 @@ def profile_of(pair, eps):
 
 
 def hull(eps, delta, reverse, alphas):
-    """The largest convex falling profile below the points: the least of all chords, by brute force."""
+    """Return the largest convex falling profile below the points: at each alpha, the lowest of all chords."""
     xs = [0.0, *np.exp(-eps), *np.exp(eps)]
     ys = [1.0, *(1 - np.exp(-eps) + np.exp(-eps) * reverse), *delta]
     xs, ys = [*xs, 1e15], [*ys, min(ys)]
@@ -143,7 +143,7 @@ def test_a_batch_of_profiles():
 
 
 def test_profile_from_distribution_functions():
-    """A Laplace loss, with its atoms at both ends, and a Gaussian one, composed."""
+    """Ten Laplace steps known by distribution functions, with atoms at both ends, cost what the mechanism costs."""
     top = 0.5
 
     def laplace_p(x):
@@ -190,7 +190,7 @@ def test_one_exponential_mechanism_against_its_closed_form(epsilon):
 @given(st.lists(st.floats(0.0, 1.0), min_size=3, max_size=3), st.floats(0.0, 1.0))
 @settings(max_examples=10, deadline=None)
 def test_compositions_of_bounded_range_steps_stay_below(shares, at):
-    """Any three two-outcome steps with losses t and t - epsilon, composed by enumeration."""
+    """The composition of three steps, each with two outcomes of losses t and t - 0.7, does not exceed the bound."""
     steps = []
     for share in shares:
         t = 0.7 * share

@@ -51,7 +51,7 @@ def test_the_largest_of_all_pairs_of_neighbours(sigma, b):
 @given(st.floats(-1.5, 1.0), st.floats(-4.0, 0.3), st.floats(-1.0, 1.0), st.floats(-4.0, 6.0))
 @settings(max_examples=60, deadline=None)
 def test_falling_then_rising_in_the_ratio(log_m, log_b, share, at):
-    """The largest bound at the ratios e^-b, 1 and e^b holds at each ratio between, for eps near the mean loss m^2/2."""
+    """For eps near the mean loss m^2/2, delta at each ratio is at most the largest of the bounds at e^-b, 1 and e^b."""
     m, b = 10.0**log_m, 10.0**log_b
     epsilon = max(0.5 * m * m + at * m, 0.0)
     ends = [additive_noise._wider(m, s, np.array([epsilon]))[0] for s in (0.0, b)]
@@ -61,7 +61,7 @@ def test_falling_then_rising_in_the_ratio(log_m, log_b, share, at):
 
 
 def test_two_steps_against_their_joint_densities():
-    """The two worst neighbours, composed: below the bound, and near it, in either order."""
+    """Composed, the two worst neighbours leak at most the bound. For eps above 2 the bound is at most 2 % larger."""
     sigma, b = 2.0, 0.1
     run = ja.repeat(ja.SmoothSensitivityGaussian(sigma, b), 2)
     eps = np.array([0.3, 1.5, 4.0, 8.0])
@@ -75,7 +75,7 @@ def test_two_steps_against_their_joint_densities():
         place = np.searchsorted(ordered, e - loss, side="right")
         truth = float(np.sum(p * cell * tail[place] - math.exp(e) * np.exp(log_q) * cell * base[place]))
         assert truth * (1 - 1e-3) <= bound
-        assert e < 2.0 or bound <= truth * 1.02  # the worst single step of small eps is another pair
+        assert e < 2.0 or bound <= truth * 1.02  # for a smaller eps another pair of neighbours is worst
 
 
 def test_smoothness_zero_is_the_gaussian():

@@ -146,7 +146,7 @@ def test_batches_answer_row_by_row():
 @pytest.mark.parametrize("sigma", [1e-200, 1e-100])
 @pytest.mark.parametrize("relation", ["add_or_remove_one", "zero_out", "replace_one"])
 def test_noise_too_small_for_float64_is_no_privacy(sigma, relation):
-    """The pair keeps no finite loss. The chances of a step's two parts, each rounded up, have a sum above 1."""
+    """All losses are infinite. Delta is 1 even if the rounded-up chances of a step's two parts have a sum above 1."""
     step = ja.TruncatedPoissonSampled(ja.Gaussian(sigma), 0.1, 100, 12)
     assert ja.epsilon(step, 1e-5, relation=relation).upper > 1e100
     assert ja.delta(step, 1.0, relation=relation).upper == 1.0
@@ -158,7 +158,7 @@ def test_squares_of_shifts_beyond_float64_end_in_no_exception():
 
 
 def test_equal_shifts_are_one_contribution():
-    """The loss of add is at most -log 0.6: hardly anything is left of delta from there on."""
+    """In the add direction the loss is at most -log 0.6. For a larger epsilon, delta is nearly 0."""
     row = rows_of_branches(ja.MixtureOfGaussians(1.0, [0.0, 0.0, 1.0], [0.3, 0.3, 0.4]), "add_one")[0]
     assert one_delta(row, -1.0, 0.5)[1] == pytest.approx(3.20747887e-07, rel=1e-8)
     assert one_delta(row, -1.0, 0.511)[2] < 1e-299
@@ -177,7 +177,7 @@ def test_many_gaussians_are_rounded_once():
 
 @pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_loss_beyond_700_of_a_chance_left_out(steps):
-    """The loss of add is at most -log w a step; without that rare contribution it is about 1250."""
+    """In the add direction a step's loss is at most -log rare. Without the rare shift 0 it would be about 1250."""
     rare = 1e-306
     run = ja.repeat(ja.MixtureOfGaussians(0.02, [0.0, 1.0], [rare, 1.0]), steps)
     largest = -steps * math.log(rare)

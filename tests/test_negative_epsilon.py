@@ -51,7 +51,7 @@ def test_a_sampled_gaussian_against_its_integral():
 def test_kinds_statuses_and_mixed_batches():
     bound = ja.delta(selection.select(ja.Gaussian(2.0), selection.Geometric(0.3), bound="renyi"), [-1.0, 1.0])
     assert set(bound.kind) == {"bound"} and np.all(bound.upper <= 1.0)
-    assert bound.lower[0] >= (1 - np.exp(-1.0)) * (1 - 1e-12)  # what holds of every pair
+    assert bound.lower[0] >= (1 - np.exp(-1.0)) * (1 - 1e-12)  # true for every pair
     pure = ja.delta(ja.PureDP(1.0), [-2.0, 0.5, 1.5])
     assert pure.upper[0] == pytest.approx(-np.expm1(-2.0)) and pure.status.tolist() == ["ok", "ok", "zero"]
     picked = selection.select(ja.Gaussian(3.0), selection.Geometric(0.5))

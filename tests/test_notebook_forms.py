@@ -35,7 +35,7 @@ FORMS = {
 
 
 class Page(HTMLParser):
-    """Tags that are open, the rows of cells, and whatever else is said."""
+    """A parser that keeps the open tags, the tags used, the cells of each row, and the whole text in `said`."""
 
     def __init__(self, text):
         super().__init__()
@@ -69,7 +69,7 @@ def test_every_form_is_small_well_formed_and_without_scripts(name):
     page = Page(text)
     assert page.open == [] and page.tags <= {"div", "strong", "table", "thead", "tbody", "tr", "th", "td", "code"}
     assert len(text) < 12_000 and page.rows
-    assert "color:#" not in text and "color:inherit" in text  # no colour of its own but the grey lines
+    assert "color:#" not in text and "color:inherit" in text  # the form sets no colour except for grey lines
 
 
 def test_what_is_written_is_escaped():

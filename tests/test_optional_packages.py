@@ -1,4 +1,4 @@
-"""What needs a package that is not installed says which extra brings it, and hides nothing else."""
+"""A name whose package is not installed raises an error that names the package's extra; all other names work."""
 
 import pathlib
 import re
@@ -26,7 +26,7 @@ OF_NOTEBOOKS = "IPython"
 
 
 def imported(source):
-    """The modules that a file imports, by name in a string too."""
+    """Return the modules that a source imports, those named in a string included."""
     by_name = r"(?:import_module|optional_package)\(\s*\"([\w.]+)\""
     return map("".join, re.findall(rf"^\s*(?:from ([\w.]+) import|import ([\w.]+))|{by_name}", source, re.MULTILINE))
 
@@ -48,7 +48,7 @@ def test_every_remedy_in_the_sources_names_an_extra():
 
 
 def test_no_room_fails_to_be_looked_at_where_every_optional_package_is_absent():
-    """And a name that needs a package says so in one line, however it is used; so does the verifier."""
+    """Every use of a name that needs an absent package raises an error of one line. So does the verifier."""
     hidden = [*EXTRAS, "equinox", "torch"]
     uses = ("interop.supports()", "from jaxacct.interop import supports", "type('Own', (interop.supports,), {})")
     words = "jaxacct.interop.supports needs the package dp-accounting; pip install 'jaxacct[interop]'"

@@ -1,4 +1,4 @@
-"""Partition selection: its cost, the optimal rule, thresholded counts, and that both keep what they state."""
+"""Partition selection: its cost, and the stated privacy of the optimal rule and of thresholded counts."""
 
 import itertools
 import math
@@ -19,7 +19,7 @@ RULES = [(1.0, 1e-5), (0.1, 1e-6), (3.0, 0.01), (0.01, 0.3), (1e-9, 1e-3)]
 
 
 def delta_of(p, q, epsilon):
-    """Delta of two laws over two outputs, of the worse direction and output."""
+    """Return delta between Bernoulli(p) and Bernoulli(q), the larger of both directions."""
     p, q = float(p), float(q)
     both = ((p, q), (1.0 - p, 1.0 - q), (q, p), (1.0 - q, 1.0 - p))
     return max(a - math.exp(epsilon) * b for a, b in both)
@@ -43,7 +43,7 @@ def test_the_mechanism_is_a_composition():
 
 @pytest.mark.parametrize("epsilon, delta", RULES)
 def test_the_rule_is_private_and_the_largest(epsilon, delta):
-    """Exactly, by a rational bracket of e^epsilon, for every count up to the first that is sure to be released."""
+    """The check is exact, with rational bounds of e^epsilon. It ends at the first count that is sure to be released."""
     choice = samplers.PartitionChoice(epsilon, delta)
     table = [Fraction(x, 2**128) for x in choice._table(20_000)]
     power, d = Fraction(math.exp(epsilon)), Fraction(delta)
@@ -86,7 +86,7 @@ def test_the_threshold_is_the_least_that_holds(epsilon, delta):
 
 @pytest.mark.parametrize("epsilon, delta", [(1e-300, 1e-5), (1e-20, 1e-10)])
 def test_a_threshold_beyond_2_to_the_53_is_found_and_holds(epsilon, delta):
-    """One more than such a threshold is the same float: a search by ones did not end."""
+    """Above 2^53, x + 1 may be the same float as x, so that the old search in steps of 1 did not end."""
     t = samplers.ThresholdedCounts(epsilon, delta).threshold
     assert mpmath.exp(-mpmath.mpf(epsilon) * (t - 1)) / (1 + mpmath.exp(-mpmath.mpf(epsilon))) <= delta
 

@@ -28,7 +28,7 @@ def test_at_the_mass_itself_it_is_the_largest_loss():
 
 
 def test_rounding_decides_nothing():
-    """Masses that are no float: the float below asks for an infinite epsilon, the one above for a finite one."""
+    """The mass is no float. If delta is the next float below it, epsilon is infinite; if the next above, finite."""
     for one, steps in ((0.1, 2), (0.3, 5), (1e-5, 7), (1e-9, 100)):
         exact = 1 - (1 - Fraction(one)) ** steps
         near = float(exact)

@@ -70,7 +70,7 @@ def test_a_picture_of_a_file_is_that_of_its_table(tmp_path, table, monkeypatch):
 
 @pytest.fixture
 def unsaved(monkeypatch):
-    """Saving takes most of the time of a picture."""
+    """Skip the saving of pictures, which takes most of the time."""
     monkeypatch.setattr(style, "save", lambda canvas, path: None)
 
 

@@ -1,4 +1,4 @@
-"""Pictures of mechanisms side by side: what is drawn is the bracket, on whichever axes, and is certified between."""
+"""Pictures of mechanisms side by side: they draw the bracket, on any axes, and stay bounds between the points."""
 
 import os
 import subprocess
@@ -16,7 +16,7 @@ POINTS = [0.0, 0.3, 0.9, 1.5]
 
 @pytest.fixture(autouse=True)
 def pyplot():
-    """Imported by the worker that runs these tests, not by each that collects; no figure is left."""
+    """Import pyplot in the worker that runs a test, not in each that collects tests. Close all figures at the end."""
     from matplotlib import pyplot
 
     pyplot.switch_backend("agg")
@@ -38,7 +38,7 @@ def test_a_profile_is_drawn_by_its_upper_ends_and_above_delta_between_them():
 
 
 def test_a_loss_that_is_bounded_is_not_drawn_below_its_profile():
-    """Randomised response has delta = 0 from eps = log 3 on, and just below it far more than where pictures end."""
+    """Randomised response has delta = 0 from eps = log 3 on. Just below, delta is far above 1e-10, the least drawn."""
     at, drawn = line(ja.plot_profiles({"R": ja.RandomizedResponse(0.75), "G": ja.Gaussian(0.8)}), "R (certified")
     true = np.maximum(0.75 - 0.25 * np.exp(at), 0.0)
     assert (drawn >= true * (1 - 1e-12)).all() and drawn.max() < 0.51 and drawn[-1] < 1e-2

@@ -44,7 +44,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def answer(values=3, chunk=128):
-    """The one-line kernel, from a process that remembers nothing; a chunk of another size is another program."""
+    """Return values of the one-line kernel with no program in memory. Each chunk size is a program of its own."""
     backend.program.cache_clear()
     (out,) = backend.in_chunks(backend.program(half, scale=3), chunk, (np.arange(float(values)),), values)
     return out.tolist()
@@ -205,7 +205,7 @@ def test_a_folder_of_another_user_is_not_used(folder, compilations, monkeypatch)
 
 
 def test_a_folder_that_cannot_be_written_is_no_obstacle(folder, compilations, monkeypatch):
-    """The tests may run as a user who may write everywhere: the system's refusal is put in its place."""
+    """The tests may run as a user who may write everywhere. So the test itself raises the system's error."""
 
     def refused(*_, **__):
         raise PermissionError(13, "Permission denied")
@@ -393,7 +393,8 @@ def test_warm_reaches_every_rung_with_every_kernel(monkeypatch):
         question()
     rungs, solved = len(contour.LADDER), len(dp_sgd_search.PLAIN)
     lasting = sum(rung.split and rung.chunk > 1 for rung in contour.LADDER)
-    # epsilon and delta; starts of calibrations; their starts on the split contour, and certificates made from those
+    # The terms count kernels for epsilon and delta; for starts of calibrations; and, on the split contour, for
+    # starts of calibrations and the certificates made from those starts.
     assert len(asked) == 2 * rungs + solved + 2 * lasting
 
 
@@ -421,7 +422,7 @@ class Terminal(io.StringIO):
 def terminal(monkeypatch):
     """A terminal as standard error, in a process that has compiled nothing; the line is due at once."""
     shown = Terminal()
-    system = types.SimpleNamespace(stderr=shown, modules=sys.modules)  # pytest puts its own in sys between two stages
+    system = types.SimpleNamespace(stderr=shown, modules=sys.modules)  # pytest replaces sys.stderr before the test
     monkeypatch.setattr(progress, "sys", system)
     monkeypatch.setattr(progress, "_open", collections.deque(maxlen=1))
     monkeypatch.setattr(programs, "_once", threading.Lock())

@@ -10,7 +10,7 @@ from jaxacct.core import progress
 
 
 class Shell:
-    """IPython as a kernel has it, with every message that a front end would get."""
+    """A stand-in for the IPython of a kernel. It lists every message that a front end would get."""
 
     def __init__(self, kernel):
         self.messages, self.kernel = [], kernel

@@ -89,7 +89,7 @@ def test_a_bar_that_begins_later_has_the_line_to_itself(terminal):
 
 
 class NoTerminal:
-    """What has no isatty, as some hosts put in the place of standard error."""
+    """A stream without isatty. Some hosts replace standard error by such a stream."""
 
     def write(self, text):
         return len(text)
@@ -102,7 +102,7 @@ def test_calibration_needs_no_standard_error(stream, monkeypatch):
 
 
 def test_a_bar_does_not_stand_after_an_interrupt(terminal, monkeypatch):
-    """One that still stood would hide the lines of all that is asked for afterwards."""
+    """A bar that stayed would hide the lines of all later searches."""
 
     def interrupted(numbers):
         raise KeyboardInterrupt

@@ -15,7 +15,8 @@ from jaxacct.core.validation import InputError
 from jaxacct.mechanisms import components, random_allocation
 from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_above, pair_below
 
-# (sigma, t, rounds, delta, lower, upper): other code composed pairs made by float64 contours; ends 1e-9 outward
+# (sigma, t, rounds, delta, lower, upper). Other code made pairs by float64 contours and composed them. The ends are
+# moved outward by 1e-9.
 TABLE = [
     (2.0, 100, 2, 1e-5, 0.251893167, 0.251953147),
     (2.0, 100, 100, 1e-5, 2.14051742, 2.14103131),
@@ -191,7 +192,7 @@ def test_relations():
     assert 1.5 * both.upper < replaced.upper < ja.epsilon(run, 1e-6).upper * 2.0
     delta = ja.delta(run, np.array([replaced.upper, 1.0]), relation="replace_one")
     assert np.all(delta.kind == "bound") and delta.upper[0] < 1.2e-5
-    # any split of epsilon is a bound, and what is answered is no worse than those into quarters
+    # each split of epsilon = 1 into x and 1 - x gives a bound; the answer is at most the bounds of these three splits
     x = np.array([0.25, 0.5, 0.75])
     removed, added = ja.delta(run, x, relation="remove_one"), ja.delta(run, 1.0 - x, relation="add_one")
     split = removed.upper + np.exp(x) * added.upper
@@ -208,7 +209,7 @@ def test_kinds_and_what_takes_the_dominating_pair_alone():
     assert str(ja.profile(run).renyi(2.0).kind) == "bound"
 
 
-@pytest.mark.slow  # the test above checks the kind of other uses of the dominating pair alone
+@pytest.mark.slow  # the test above has other questions that use only the dominating pair
 def test_a_selection_of_rounds_is_a_bound(coarse_pairs):
     run = allocation(2.0, 100, 10)
     chosen = ja.epsilon(selection.select(run, selection.Geometric(0.5)), 1e-5)
@@ -245,7 +246,8 @@ def test_groups():
     alone = ja.epsilon(allocation(2.0, 100, 10), 1e-5)
     two, three = (ja.epsilon(allocation(2.0, 100, 10, group=g), 1e-5) for g in (2, 3))
     assert two.kind == "bound" and two.lower == 0.0
-    # at first order two independent records cost twice one; sharing a bin at half the noise would cost more than `two`
+    # At first order, two independent records cost twice as much as one record. Two records in one bin, which halves
+    # the noise, would cost more than `two`.
     assert 1.9 * alone.lower < two.upper < three.upper
     assert ja.epsilon(allocation(2.0, 1, 10, group=2), 1e-5).upper == pytest.approx(
         ja.epsilon(ja.repeat(ja.Gaussian(1.0), 10), 1e-5).upper, rel=1e-12
@@ -260,7 +262,7 @@ def test_groups():
 )
 @pytest.mark.parametrize("sigma", [0.01, pytest.param(0.2, marks=pytest.mark.slow)])
 def test_no_round_costs_more_than_its_slots_revealed(sigma, kind, of):
-    """Revealed, g records in one slot are a Gaussian with a g-th of the noise, and k participations are k Gaussians."""
+    """Revealed slots give a Gaussian of noise sigma/g for g records in one slot, of sigma/sqrt(k) for k slots."""
     found = ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(sigma), 5, **kind), 2), 1e-5)
     revealed = ja.epsilon(ja.repeat(ja.Gaussian(sigma / of), 2), 1e-5).upper
     assert found.upper <= 1.01 * revealed and found.status in ("ok", "width")
@@ -369,12 +371,12 @@ def fails(*given):
 )
 def test_a_round_whose_pairs_fail_leaves_the_others(failing, sigma, is_finite, monkeypatch):
     """The failed round's upper end is at most that of the Gaussian that reveals the slot, or it is infinite."""
-    batch = allocation([sigma, 2.125], 20, 10)  # no other test keeps the pairs of the first
+    batch = allocation([sigma, 2.125], 20, 10)  # no other test caches the pairs of this sigma
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="out of it"):
         ja.epsilon(allocation(2.125, 20, 10), 1e-5)
         patch.setattr(random_allocation, failing, fails)
         found = ja.epsilon(batch, 1e-5)
-    expected = ja.epsilon(batch, 1e-5)  # what failed is not kept
+    expected = ja.epsilon(batch, 1e-5)  # a failure is not cached
     told = ja.epsilon(ja.repeat(ja.Gaussian(sigma), 10), 1e-5).upper
     assert found.upper[1] == expected.upper[1] and found.status.tolist() == ["width", "ok"]
     assert found.lower[0] <= expected.upper[0] and expected.lower[0] <= found.upper[0]
@@ -457,7 +459,7 @@ def test_far_losses_hold_against_the_usual_ones(monkeypatch, sigma, slots, round
 
 
 def test_a_replaced_record_where_one_part_of_eps_is_negative():
-    """The bound at eps = 0 was twice the total variation of a removal."""
+    """The old bound at eps = 0 was twice the total variation between the laws with and without one record."""
     step, sigma, eps = 0.05, 0.8, np.array([0.0, 0.3])
     x = np.arange(-7.0, 7.0, step)
     near, far = (np.exp(-0.5 * ((x - shift) / sigma) ** 2) for shift in (1.0, -1.0))

@@ -95,7 +95,7 @@ def test_orders_that_cannot_be_used_are_refused(orders):
 
 @pytest.mark.parametrize("noise", [ja.Gaussian(0.5), ja.Laplace(0.5)])
 def test_removing_has_the_larger_divergence_from_order_one_half_on(noise):
-    """Adding is not computed there, so that a larger divergence of adding would be missed."""
+    """From order 1/2 on, the code computes only the divergence of removing and takes it for the larger one."""
     run = ja.compose(ja.repeat(ja.PoissonSampled(noise, np.array([1e-3, 0.2, 0.7])), 3), ja.Gaussian(4.0))
     for order in (1e-3, 0.3, 0.5, 0.7, 1.0, 1.001, 3.0, 40.0):
         add, remove = (ja.profile(run, side).renyi(order) for side in ("add_one", "remove_one"))

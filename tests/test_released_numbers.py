@@ -58,7 +58,7 @@ def test_private_scores_are_whole_units_and_follow_from_the_key():
 
 @functools.cache
 def batches(sigma):
-    """(member counts, private losses, clip norms after the steps) of 60 batches of some 1,000 of 2,000 records."""
+    """Return the member counts, private losses and clip norms of 60 steps. A batch has about 1,000 of 2,000 records."""
     rule = AdaptiveClip(1.0, learning_rate=0.1, count_noise=sigma / 2)
     how = {"clip_norm": rule, "private_loss": PrivateLoss(bound=4.0, noise=sigma / 4)}
     plan = Plan(target_delta=1e-5, dataset_size=2000, sampling_probability=0.5, noise_multiplier=1.0, steps=60)

@@ -108,7 +108,7 @@ def path(tmp_path, monkeypatch):
 
 
 def table(**changed):
-    """A result of two rows, some columns of the first one changed."""
+    """Return a result of two rows. Each argument sets a value in the first row."""
     columns = {name: column.copy() for name, column in sweep(RUN, progress=False).columns.items()}
     for name, value in changed.items():
         if name not in columns:
@@ -460,7 +460,7 @@ def test_every_private_choice_says_what_stays_secret():
 
 
 def test_a_tuning_that_is_noted_as_points_says_what_is_assumed_of_it(path):
-    """What hides K is no part of the points; the run of such a ledger stands for the tuning and takes no steps."""
+    """Points do not say that K stays secret, so the report says it. A ledger with only a tuning takes no steps."""
     points = ja.PrivacyProfile([0.0, 1.0], [0.1, 1e-6])
     with Ledger.create(path, PLAN, run="tuning") as ledger:
         ledger.spend(points, "tuning: a selection among runs of the plan; candidates iid")
@@ -582,7 +582,7 @@ def test_the_ends_of_the_scale(run):
 @example(sys.float_info.max, 17)
 @settings(deadline=None)
 def test_rounding_goes_to_the_safe_side_of_the_very_number(value, digits):
-    """Against exact decimals. The two texts differ by at most a unit of their last digit or two ulps of the value."""
+    """The exact value is between both texts. They differ by at most a unit of the last digit or two ulps."""
     low, high = Decimal(down(value, digits)), Decimal(up(value, digits))
     assert low <= Decimal(value) <= high
     unit = Decimal(1).scaleb(Decimal(value).adjusted() - digits + 1) if value else Decimal(0)
@@ -680,7 +680,7 @@ def test_the_command(tmp_path, capsys):
 
 
 def test_a_claim_in_one_direction_names_the_direction_that_holds():
-    """All subsets of four outputs: only one of the two directions holds at the epsilon that the page states."""
+    """The epsilon of a claim holds for every set of outputs in the named direction. That of add fails for remove."""
     with_record, without = np.array([0.7, 0.2, 0.1, 0.0]), np.array([0.2, 0.4, 0.2, 0.2])
     said = {
         "remove_one": ("result with a record is at most", with_record, without),
@@ -797,7 +797,7 @@ def test_a_prior_near_its_ends_is_not_rounded_to_certainty(prior, words):
 
 
 def test_no_attacker_is_above_the_line_between_its_points():
-    """Randomized response, whose curve has corners: a line through its points would cut them off."""
+    """The curve of randomized response has corners. A line through points of the curve would cut the corners off."""
     points = [(float(x), min(20.0 * x, 1.0 - (1.0 - x) / 20.0)) for x in np.geomspace(1e-4, 1.0, 33)]
     line = np.log(_above(points))
     at = np.geomspace(1e-4, 1.0, 5000)
@@ -808,7 +808,7 @@ def test_no_attacker_is_above_the_line_between_its_points():
 
 @pytest.mark.parametrize(("mass", "seed"), [(0.0, 1), (1.0, 2), (1.0, 3)])
 def test_the_stand_in_of_points_is_no_better_than_the_mechanism(mass, seed):
-    """Two laws on a few outputs, one of them with a mass at infinity: all tests of a mechanism, by brute force."""
+    """No likelihood-ratio test of a mechanism with five outputs has more power than its stand-in allows."""
     draw = np.random.default_rng(seed)
     p, q = draw.dirichlet(np.ones(5)), draw.dirichlet(np.ones(5))
     q[0] = 0.0 if mass > 0.5 else q[0]
@@ -826,7 +826,7 @@ def test_the_stand_in_of_points_is_no_better_than_the_mechanism(mass, seed):
 
 
 def test_steps_of_one_candidate_of_a_private_choice_are_no_claim(path):
-    """Two steps cost .634, and the best of K such runs .881: the smaller figure would be false of what is released."""
+    """Two steps cost .634. Only the best of K such runs is released, which costs .881, so .634 may not be claimed."""
     plan = Plan(**CANDIDATE, repetitions=selection.Geometric(0.2))
     with Ledger.create(path, plan, run="c") as ledger:
         note(ledger, 0, noise=8.0)
@@ -835,7 +835,7 @@ def test_steps_of_one_candidate_of_a_private_choice_are_no_claim(path):
     assert not made.claims[0].may_be_claimed and made.readings == (None,) and "epsilon <= 0." in made.claims[0].trouble
     after = path.with_name("after")
     after.write_bytes(path.read_bytes())
-    with Ledger.open(after) as ledger:  # the candidate goes on by itself; its choice still costs
+    with Ledger.open(after) as ledger:  # the new plan has no choice, but the old one still costs
         ledger.replan(Plan(**CANDIDATE))
         note(ledger, 1, noise=8.0)
     assert report(after).claims[0].trouble == made.claims[0].trouble

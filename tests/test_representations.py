@@ -74,7 +74,7 @@ def test_moments_of_a_zero_concentrated_guarantee(direction):
 def test_laplace_moments(scale, q, direction):
     parts = components(ja.PoissonSampled(ja.Laplace(scale), q), BOTH, direction)
     b, rate = arb(scale), arb(q)
-    mix = lambda x: 1 - rate + rate * ((1 - 2 * x) / b).exp()  # from 0 to 1
+    mix = lambda x: 1 - rate + rate * ((1 - 2 * x) / b).exp()  # likelihood ratio at x in [0, 1]
     for c in (-0.5, 3000.0):
         p = c + 1 if direction == "remove" else -c
         inside = lambda x, analytic, p=p: ((x - 1) / b + p * mix(x).log(analytic=analytic)).exp() / (2 * b)
@@ -416,7 +416,7 @@ def test_bayes_success_without_a_leak_and_at_the_ends():
 
 
 def test_true_positive_rates_are_as_narrow_as_asked_for():
-    """They were half a per cent wide where the rate is .004, since only f, which is near 1, was looked at."""
+    """The old rates near .004 were half a per cent wide, since only the width of f, which is near 1, was checked."""
     p = ja.profile(ja.dp_sgd([1.0, 0.8, 2.0], [0.01, 0.01, 0.1], [1000, 2000, 500]))
     truth = [[0.0291390946, 0.0744412177, 0.127841778], [0.00406844788, 0.0145887568, 0.0293358559]]
     found = p.true_positive_rate([[0.01], [0.001]])
@@ -425,7 +425,7 @@ def test_true_positive_rates_are_as_narrow_as_asked_for():
 
 
 def test_orders_at_the_ends_of_float64():
-    """Rounding and overflow gave NaN, no upper end, or the bracket [0, 2e269] with status "ok"."""
+    """In the old code rounding and overflow gave NaN, no upper end, or the bracket [0, 2e269] with status "ok"."""
     order = np.array([5e-324, 1e-300, 1e-12, 1.0 + 1e-12, 1e6, 1e300])
     for mechanism in (ja.Gaussian(2.0), ja.dp_sgd(2.0, 0.1, 5), ja.Laplace(1.0)):
         found, rho = renyi_divergence(mechanism, order), zero_concentrated(mechanism)
@@ -441,7 +441,7 @@ def test_orders_at_the_ends_of_float64():
 
 
 def test_the_zcdp_of_a_guarantee_is_the_guarantee():
-    """The chords between grid points gave .1001139, with status "width"."""
+    """The old code took chords between grid points and gave .1001139 for ZCDP(0.1), with status "width"."""
     for mechanism, rho in (
         (ja.ZCDP(0.1), 0.1),
         (ja.repeat(ja.ZCDP(0.1, 0.05), 3), 0.45),
@@ -453,7 +453,7 @@ def test_the_zcdp_of_a_guarantee_is_the_guarantee():
 
 
 def test_distribution_of_losses_beyond_the_largest_exponent():
-    """exp(loss) overflowed to NaN."""
+    """In the old code exp(loss) overflowed and gave NaN."""
     for mechanism in (ja.Gaussian(2.0), ja.ApproximateDP(1.0, 0.01)):
         under = ja.profile(mechanism).cdf([-1e308, -800.0, 800.0, 1e308])
         for found in under:
@@ -472,7 +472,7 @@ def test_a_posterior_is_ok_only_where_its_own_bracket_is_narrow():
 
 
 def test_the_estimate_of_a_reading_of_a_bound_is_the_bound():
-    """The estimate was the middle between the bound and the value for a guess that ignores the output."""
+    """The old estimate was the middle between the bound and the value of a guess that ignores the output."""
     found = ja.profile(ja.ZCDP(0.1))
     f, rate = found.tradeoff([0.01, 0.3]), found.true_positive_rate([0.01, 0.3])
     assert np.all(f.kind == "bound") and np.array_equal(f.estimate, f.lower)
@@ -482,19 +482,19 @@ def test_the_estimate_of_a_reading_of_a_bound_is_the_bound():
 
 
 def test_a_reading_of_a_bound_is_ok_where_the_bound_is_close():
-    """The status was "width", for which no tolerance helps, since nothing is known of the lower end."""
+    """The old status was "width". No tolerance could help, since a bound has no known lower end."""
     found = ja.profile(ja.ZCDP(0.1))
     mu, regret = found.gaussian_readings(1e-10)
     read = (found.tradeoff(0.1), found.true_positive_rate(0.1), found.posterior(0.5, 0.1), mu, regret)
     assert {(str(one.kind), str(one.status)) for one in read} == {("bound", "ok")}
-    nothing = ja.delta(ja.Gaussian(1.0 / mu.upper), 0.0)  # f may be 1 - a
+    nothing = ja.delta(ja.Gaussian(1.0 / mu.upper), 0.0)  # the true f may be 1 - a: no leak
     assert regret.upper == pytest.approx(0.5 * nothing.upper, rel=1e-9) and mu.lower == regret.lower == 0.0
     assert found.posterior(0.5, 1e-9).status == "width"  # rates are known to within 1e-7
     assert ja.profile(ja.PrivacyProfile([0.0, 1.0], [0.3, 0.0])).cdf(0.5).p.status == "ok"
 
 
 def test_risks_of_random_allocation_under_replacement():
-    """The trade-off function was refused, since it asked for the mass at infinity of a pair."""
+    """The old trade-off function was refused: it asked for a pair's mass at infinity, and replace_one gives no pair."""
     mechanism = ja.RandomAllocation(ja.Gaussian(4.0), 4)
     read = ja.profile(mechanism, "replace_one").true_positive_rate(0.01)
     delta = ja.delta(mechanism, [0.0, 0.5, 1.0], relation="replace_one").upper
@@ -502,7 +502,7 @@ def test_risks_of_random_allocation_under_replacement():
 
 
 def test_the_tradeoff_of_a_bound_is_as_close_as_that_of_its_pair():
-    """A privacy profile that has the pair of a PureDP; only upper ends of its delta are known."""
+    """A profile through points of a PureDP has the PureDP's pair. Only the upper ends of its delta are known."""
     points = np.linspace(0.0, 0.7, 30)
     bound = ja.PrivacyProfile(points, ja.delta(ja.PureDP(0.7), points).upper)
     found, exact = (ja.profile(ja.repeat(each, 20)).tradeoff([1e-3, 0.01]) for each in (bound, ja.PureDP(0.7)))
@@ -511,7 +511,7 @@ def test_the_tradeoff_of_a_bound_is_as_close_as_that_of_its_pair():
 
 
 def test_divergences_beyond_float64_are_infinite():
-    """The lower end was NaN, which raised an error."""
+    """In the old code the lower end was NaN, which raised an error."""
     for mechanism in (ja.Gaussian(5e-324), ja.Laplace(5e-324)):
         for found in (renyi_divergence(mechanism, 2.0), zero_concentrated(mechanism)):
             assert found.lower >= 0.0 and found.upper == np.inf

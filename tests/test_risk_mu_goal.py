@@ -16,7 +16,7 @@ noise = ja.calibrate_noise_multiplier
 
 
 def exact_mu(sigma, q, floor):
-    """The largest mu of one step over rates and, by symmetry, false-negative rates of at least the floor, by mpmath.
+    """Return the largest mu of one step, by mpmath, over tests whose two error rates are both at least the floor.
 
     The best tests are thresholds: with the record the output is N(1, sigma^2) with probability q, else N(0, sigma^2).
     """
@@ -69,7 +69,7 @@ def test_the_reading_of_the_profile_agrees():
 
 @pytest.mark.slow
 def test_rows_that_tangents_leave_open_are_answered():
-    # few hits: the contour would need thousands of nodes; and a target that nothing meets
+    # the first run has few hits, so the contour would need thousands of nodes; no noise meets the second target
     found = noise(target_mu=[1.0, 1e-9], sampling_probability=[0.0037, 0.5], steps=[120, 10**6])
     assert found.ok.tolist() == [True, False] and found.status[1] == "infeasible_noise"
     assert found.risk.upper[0] <= 1.0 < ja.profile(ja.dp_sgd(found.value[0] * (1 - 2e-4), 0.0037, 120)).gdp_mu().lower
@@ -114,7 +114,7 @@ def test_what_the_kernel_gets_wrong_shows_nothing(monkeypatch, wrong):
         return [log, log, log, np.full(log.shape, True), np.full((size, 1, 2), 1.0)]
 
     monkeypatch.setattr(contour, "evaluate", lies)
-    if wrong == -1e-9:  # at a large eps, e^-1e-9 is far above delta even of the noise without sampling
+    if wrong == -1e-9:  # at a large eps, e^-1e-9 exceeds even delta without sampling
         run = ja.dp_sgd(np.array([100.0]), 0.5, 10)
         parts, epsilon = components(run, "remove_one", "remove"), np.linspace(0.5, 5.0, 9)[None]
         ends = contour.delta_along(parts, epsilon[:, -1], epsilon, 0 * epsilon, 1e-4 + 0 * epsilon, epsilon > 0, 1e-6)

@@ -15,7 +15,7 @@ from jaxacct.accounting.risk_readings import Place, _cells, best_epsilon, gaussi
 from jaxacct.core.text import outward, percent
 from jaxacct.engines import lattice
 
-# of shared/reference/risk.csv: noise, rate, steps; tpr at .01 and .001, mu above 1e-10 and its regret
+# from shared/reference/risk.csv: noise, rate, steps; tpr at fpr .01 and .001; mu above the floor 1e-10; regret of mu
 ROWS = np.array(
     [
         (1.0, 0.1, 1, 0.0182362248, 0.00272984684, 0.601927, 0.0991),
@@ -163,7 +163,7 @@ def test_mu_where_delta_at_zero_is_loose():
         return ja.Bounds(exact, exact, np.where(epsilon == 0.0, 0.5, exact), "certified", "ok")
 
     found = gaussian_fit(deltas, np.array([1e-3, 0.3]), "certified").mu
-    truth = -2.0 * norm.ppf(1.0 / (1.0 + edge))  # its trade-off function meets the diagonal there
+    truth = -2.0 * norm.ppf(1.0 / (1.0 + edge))  # the trade-off function has f(a) = a at a = 1/(1 + edge)
     assert np.all(found.upper >= truth * (1 - 1e-12)) and np.all(found.lower <= truth * (1 + 1e-12))
 
 
@@ -223,7 +223,7 @@ def test_mu_holds_wherever_its_search_begins(narrow):
         exact = norm.sf(epsilon - 0.5) - np.exp(epsilon) * norm.sf(epsilon + 0.5)
         return ja.Bounds(exact * (1 - 1e-9), exact, exact * (1 + 1e-9), "certified", "ok")
 
-    for off in (0.0, 0.01, 3.0):  # of the place that is thought to be the best
+    for off in (0.0, 0.01, 3.0):  # error of the eps at which the search begins
         place = Place(np.array([-norm.ppf(1e-6) - 0.5 + off]), np.ones(1))
         found = gaussian_fit(deltas, np.array([1e-6]), "certified", place, narrow).mu
         assert found.upper[0] >= 1.0 >= found.lower[0] and found.upper[0] - found.lower[0] <= max(narrow, 1e-4)
@@ -293,7 +293,7 @@ def test_mu_of_small_losses_with_atoms_is_narrow(leak):
 
 
 def test_error_rates_need_no_lattice_where_delta_at_zero_settles_them(monkeypatch):
-    """Where next to nothing leaks, or nothing stays hidden, delta(0) was asked of the lattice all the same."""
+    """The old code made a lattice even for runs that leak next to nothing or hide nothing."""
     monkeypatch.setattr(lattice, "deltas", lambda *_, **__: pytest.fail("a lattice was made"))
     for sigma, rate, steps, least, most in [(10.0, 1e-9, 1e6, 0.9 - 5e-8, 0.9 + 1e-12), (0.1, 0.1, 1e9, 0.0, 1e-12)]:
         found = ja.profile(ja.dp_sgd(sigma, rate, steps)).tradeoff(0.1)

@@ -9,7 +9,8 @@ import jaxacct as ja
 from jaxacct.calibration import risks
 from jaxacct.selection import Geometric
 
-RUNS = [  # noise multiplier, rate, steps; then of shared/reference/risk.csv: advantage, tpr at .001, mu above 1e-10
+# from shared/reference/risk.csv: noise multiplier, rate, steps; advantage, tpr at fpr .001, mu above the floor 1e-10
+RUNS = [
     (1.0, 0.1, 1, 0.0382924923, 0.00272984684, 0.601927),
     (0.5, 0.5, 1, 0.341344746, 0.0694027064, 1.85071),
     (1.0, 0.01, 1000, 0.16101762, 0.00406844788, 0.522201),
@@ -149,10 +150,10 @@ def test_targets_at_the_ends_of_float64_have_a_status():
 
 @pytest.mark.parametrize("target, fpr", [(0.95, 0.9), pytest.param(0.5, 1e-300, marks=pytest.mark.slow)])
 def test_rates_at_the_ends_of_float64_say_nothing_on_the_way(target, fpr):
-    """e^eps overflowed at a place that was only tried, with a warning."""
+    """The old search tried an eps at which e^eps overflowed, and so it warned."""
     found = noise(target_tpr=target, at_fpr=fpr, sampling_probability=0.5, steps=1)
     assert found.ok and found.risk.upper <= target
-    assert found.epsilon.upper < 0.0 if fpr == 0.9 else not found.best  # the least noise searched
+    assert found.epsilon.upper < 0.0 if fpr == 0.9 else not found.best  # at 1e-300: the least noise searched
 
 
 def test_noise_for_a_rate_is_the_smallest_even_where_few_hits_are_expected():

@@ -74,7 +74,7 @@ def with_a_bad(name):
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_every_door_reads_every_number(capsys, name):
-    """A door that took a word and dropped it would answer."""
+    """Each door refuses a bad number. A door that ignored the number would answer."""
     run = with_a_bad(name)
     assert name in refusal(ja.dp_sgd, **run)
     assert name in refusal(ja.sweep, {**run, "delta": DELTA}, progress=False)
@@ -138,7 +138,7 @@ def test_calibrated_noise_meets_the_target_in_the_run(sampling):
 
 
 def test_noise_under_replace_one():
-    """The relation was refused, and the error advised other relations, under which a run leaks less."""
+    """The old code refused the relation. Its error advised other relations, under which the same run leaks less."""
     run = {"sampling_probability": 0.3, "steps": 1}
     found = ja.calibrate_noise_multiplier(1.0, DELTA, **run, relation="replace_one")
     spent = ja.epsilon(ja.dp_sgd(found.value, **run), DELTA, relation="replace_one")
@@ -279,7 +279,7 @@ IN_BINS = ja.MatrixMechanism(strategies.Identity(4), 4.0, strategies.BallsInBins
 
 @pytest.mark.parametrize("mechanism", [*EXAMPLES, IN_BINS])
 def test_what_a_mechanism_shows_can_be_typed(mechanism):
-    """`ja.BallsInBins(mechanism=...)` was taken for `strategies.BallsInBins`, which says how records participate."""
+    """The old code read `ja.BallsInBins(mechanism=...)` as `strategies.BallsInBins`, a rule of participation."""
     assert mechanism_of(mechanism.expression()) == mechanism
 
 

@@ -62,7 +62,7 @@ def test_the_case_that_was_refused():
     assert found.ok and found.kind == "certified" and found.upper == pytest.approx(0.4940107, rel=1e-6)
     assert ja.delta(both, 0.3).upper == pytest.approx(0.01229330, rel=1e-6)
     apart = ja.repeat(ja.PoissonSampled(ja.Laplace(1.0), 0.1), 2)
-    assert ja.epsilon(apart, 1e-6).upper < 0.32  # a sample for each release, as the refusal advised, leaks less
+    assert ja.epsilon(apart, 1e-6).upper < 0.32  # a sample for each release leaks less
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.3, 0.95])
@@ -208,7 +208,7 @@ def test_a_replaced_record_of_a_poisson_sample(scale, rate, count, request):
 
 
 def test_a_replaced_record_of_finite_laws():
-    """Any three laws A, B, C whose pairs the mechanism covers: here the same pair (P1, Q1) covers all of them."""
+    """Under replacement, three laws whose log-ratios are at most 0.8 leak no more than the bound of PureDP(0.8)."""
     rate, eps = 0.25, np.array([0.0, 0.05, 0.2, 0.4])
     rng = np.random.default_rng(5)
     base = ja.PureDP(0.8)
@@ -325,7 +325,7 @@ def test_calibration():
 
 
 def test_a_bound_on_the_add_direction_is_searched_to_its_end():
-    """The search stopped after one turn, 3 % above, since a bound has no lower end that rises."""
+    """The old search stopped after one pass, 3 % above the least epsilon, since the lower end of a bound stays 0."""
     releases = ja.compose(ja.ReportNoisyMax(0.019), ja.FiniteOutput([0.002, 0.998], [0.1, 0.9]))
     found = ja.epsilon(ja.PoissonSampled(releases, 0.48), 4e-6, relation="add_one")
     largest = math.log(50.0) + 0.019  # of the releases

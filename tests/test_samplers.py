@@ -248,7 +248,7 @@ def test_keys_that_can_be_tried_are_refused(mechanism):
     ]:
         assert text in refusal(mechanism.sample, key, UTILITIES) and "fresh_key" in refusal(mechanism.sample, key, [1])
     chosen = [mechanism.sample(key, np.zeros(5), DRAWS) for key in (None, None, fresh_key(), seeded(1), seeded(1))]
-    assert len({row.tobytes() for row in chosen}) == 4  # equal for the equal key only
+    assert len({row.tobytes() for row in chosen}) == 4  # only the two draws with equal keys are equal
 
 
 # Utility
@@ -279,7 +279,7 @@ def test_utility_bounds_broadcast_and_refuse():
 
 
 def law_of_sparse(values, threshold, above, reach):
-    """Pr[first yes at i], and of none, by summing over the threshold's noise."""
+    """Return Pr[the first yes is at i] for each i, then Pr[no yes], as sums over the threshold's noise."""
     b, c = float(above.threshold_scale), float(above.query_scale)
     noise = np.arange(-reach, reach + 1)
     start = np.tanh(0.5 / b) * np.exp(-np.abs(noise) / b)
@@ -341,7 +341,7 @@ def test_above_threshold_stops_and_refuses():
 
 
 def test_accuracy_of_the_least_and_largest_epsilon():
-    """Counts above 2^63 raised an error."""
+    """The old search for alpha raised an error beyond 2^63."""
     for epsilon in (5e-324, 1e-17, 1e17):
         vector = samplers.SparseVector(epsilon, 3)
         alpha = vector.accuracy(0.05, 5)
@@ -349,7 +349,7 @@ def test_accuracy_of_the_least_and_largest_epsilon():
 
 
 def test_choices_whose_noise_is_beyond_float64_are_refused():
-    """A scale of 0 made probabilities NaN."""
+    """In the old code a noise scale that underflowed to 0 made the probabilities NaN."""
     for make, given in (
         (samplers.ExponentialChoice, (1e300, 1e-300)),
         (samplers.GaussianNoisyMaxChoice, (1e-300, 1e-300)),

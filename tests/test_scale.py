@@ -18,7 +18,7 @@ GRID = {"noise_multiplier": [2.0, 4.0, 8.0], "sampling_probability": 1.0, "steps
 
 
 def mixed():
-    """Quantities in turn, as in a CSV grid."""
+    """Return a grid whose rows ask by turns for epsilon and for noise, as a CSV grid may."""
     known = {"sampling_probability": 1.0, "steps": [1, 4, 9]}
     asked = expand({**known, "noise_multiplier": 3.0, "delta": 1e-5})
     target = expand({**known, "target_epsilon": 1.0, "target_delta": 1e-5})
@@ -172,7 +172,7 @@ target_epsilon = {start = 2, stop = 6, num = 600, scale = "log"}
 sampling_probability = 0.05
 steps = 4000
 """
-"""All on the lowest rungs, so that few programs are compiled; the solver feels the last bit of each."""
+"""All rows are on the lowest rungs, so few programs are compiled. The last bit of a result changes the solved noise."""
 
 
 def start(folder, *options, **environment):

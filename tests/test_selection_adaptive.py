@@ -63,7 +63,7 @@ def test_below_eps_0_what_is_released_without_a_run_counts(monkeypatch):
 
 
 def test_the_counterexample_is_covered_and_i_i_d_is_not():
-    """The list has a fixed order, K is 1 or 2. (2, H) beats only (1, H): to release it needs K = 2 and two H."""
+    """The list has a fixed order; K is 1 or 2. (2, H) beats only (1, H), so its release needs K = 2 and two H."""
     run, law = ja.RandomizedResponse(0.75), selection.Categorical([0.0, 0.5, 0.5])
     eps = np.log([2.0, 3.0, 4.0, 5.0, 8.0])
     found = ja.delta(adaptive(run, law), eps)
@@ -83,7 +83,7 @@ def test_the_counterexample_is_covered_and_i_i_d_is_not():
 
 
 def test_no_strategy_on_a_small_base_leaks_more_and_one_leaks_as_much():
-    """Encoded history: every release is the whole past, the last wins."""
+    """The strategy that leaks most: each output contains all earlier outputs, and the last one is released."""
     p, q, law = np.array([0.5, 0.3, 0.2]), np.array([0.1, 0.3, 0.6]), np.array([0.2, 0.5, 0.3])
     run = adaptive(ja.FiniteOutput(p, q), selection.Categorical(law))
     eps = np.array([0.0, 0.3, 1.0, 2.0])
@@ -95,7 +95,7 @@ def test_no_strategy_on_a_small_base_leaks_more_and_one_leaks_as_much():
         np.testing.assert_allclose(found.upper, truth, rtol=1e-6, atol=1e-12)
     rng = np.random.default_rng(7)
     for _ in range(60):
-        # the second candidate is relabelled by the first output, scores are any; the best is released
+        # a random strategy: the first output sets the labels of the second candidate's outputs; the best score wins
         maps, scores = rng.integers(0, 3, (3, 3)), rng.permutation(6)
         laws = []
         for x in (p, q):

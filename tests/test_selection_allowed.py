@@ -13,7 +13,7 @@ SIGMA = 1 / 0.2681
 
 @pytest.mark.slow
 def test_the_numbers_of_the_reference_table_come_back():
-    """The exact epsilon of a Gaussian base and a geometric K as target gives that K back, from below."""
+    """If the target is the exact epsilon of a geometric K, the allowed mean is that of K, or up to 1 % less."""
     known = [
         (law, row) for law, row in rows() if row["repetitions"] == "truncated_negative_binomial" and law.eta == 1.0
     ]

@@ -17,7 +17,7 @@ from jaxacct.selection.worst_case import bracket
 @settings(deadline=None, max_examples=60)
 @given(seed=st.integers(0, 2**32 - 1), ratio=st.floats(0.2, 30.0))
 def test_what_is_to_be_won_does_not_grow_from_row_to_row(seed, ratio):
-    """max over w >= u of L(u) phi'(T(w) - T(u)) - E phi'(w - u), on random concave T, for random laws of K."""
+    """For concave T and any law of K, max over w >= u of L(u) phi'(T(w) - T(u)) - E phi'(w - u) falls with u."""
     rng = np.random.default_rng(seed)
     slopes = np.sort(rng.gamma(0.5, 2.0, 6))[::-1]
     ends = np.concatenate([[0.0], np.sort(rng.random(5)), [1.0]])
@@ -132,7 +132,7 @@ def test_composed_selections_of_a_mixed_batch_are_those_of_each_base():
 
 
 def test_an_open_bracket_does_not_flatten_the_polygon_below():
-    """Of a profile known everywhere but at eps = 0, the inner polygon is within the grid's own error of the truth."""
+    """If delta is unknown at eps = 0 only, the inner polygon is within the grid's error of the true profile."""
     eps = np.linspace(-4.0, 4.0, 401)
     true = np.asarray(ja.delta(ja.Gaussian(1.0), np.abs(eps)).upper)
     true = np.where(eps < 0.0, 1.0 - np.exp(eps) * (1.0 - true), true)
@@ -161,7 +161,7 @@ def test_the_largest_served_from_each_row_on():
 @pytest.mark.parametrize("law", [selection.Poisson(30.0), selection.Geometric(1e-3), selection.Binomial(50, 0.3)])
 @pytest.mark.parametrize("mass", [1e-12, 1e-7, 1e-3, 0.4])
 def test_the_mass_at_infinity_is_exact(law, mass):
-    """phi(1) - phi(1 - p) by mpmath, and a selection whose delta is a little more than that."""
+    """The mass at infinity, phi(1) - phi(1 - p), agrees with mpmath. At a slightly larger delta, epsilon is narrow."""
     with mpmath.workdps(40):
         p = mpmath.mpf(mass)
         if isinstance(law, selection.Poisson):

@@ -67,7 +67,7 @@ def test_bounds_hold_against_every_score_order(law):
             for name in ("envelope", "privacy_profile", "renyi"):
                 if isinstance(law, selection.BOUNDS[name].laws):
                     found = selection.bound_delta(run, law, eps, bound=name, relation=relation)
-                    assert np.all(found.upper >= leak - 1e-13), (name, relation, p, q)  # sums of 1e-14
+                    assert np.all(found.upper >= leak - 1e-13), (name, relation, p, q)  # `leak` is off by 1e-14
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_pure_dp_costs_eta_plus_two():
 
 
 def test_geometric_repetition_of_pure_dp_attains_three_epsilon():
-    # Xiang, Wang, Wang 2024, Example 1: a rare outcome scores just below a less rare one; the margin is our own
+    # Xiang, Wang, Wang 2024, Example 1: a rare outcome scores just below a likelier one; the limit 2.99 is our own
     high, rare, grown = 1e-4, 1e-9, np.e
     p, q = np.array([0.0, rare * grown, high]), np.array([0.0, rare, high * grown])
     p[0], q[0] = 1 - p.sum(), 1 - q.sum()
@@ -165,7 +165,7 @@ def test_geometric_repetition_of_pure_dp_attains_three_epsilon():
 
 
 def test_the_same_example_with_a_delta_of_its_own():
-    # the approximate-DP variant: with mass delta an outcome that gives the record away
+    # the approximate-DP variant: one more outcome, of probability delta, gives the record away
     delta, law = 1e-6, selection.Geometric(0.01)
     rare, high = 1e-7, 1e-3
     p, q = np.array([0.0, rare * np.e, high, delta]), np.array([0.0, rare, high * np.e, 0.0])

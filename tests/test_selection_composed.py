@@ -23,7 +23,7 @@ LAW = selection.Geometric(0.3)
 
 
 def powers(p, q, copies):
-    """Both laws of so many independent copies, by how often each outcome occurs."""
+    """Return both laws of the outcome counts of `copies` independent outputs."""
     counts = [np.bincount(c, minlength=p.size) for c in itertools.combinations_with_replacement(range(p.size), copies)]
     counts = np.array(counts)
     ways = [math.factorial(copies) // math.prod(map(math.factorial, row)) for row in counts.tolist()]
