@@ -2,10 +2,11 @@
 
 k linear queries on n records of a universe X, each answered as a fraction of n (n is public; neighbours add or
 remove one record). Noisy answers spend the budget on k answers, noisy data adds noise to every cell of the
-histogram, and private multiplicative weights (Hardt and Rothblum 2010) keeps a synthetic distribution that
-AboveThreshold checks and that is updated with a noisy answer only where it is far off, at most c times. The
-budget of each part is the largest for which jaxacct's certified epsilon of the whole composition stays within
-the target, for delta = 0 and for delta > 0. The lecture's orders leave constants out.
+histogram, and private multiplicative weights (Hardt and Rothblum 2010) answers from a synthetic distribution.
+AboveThreshold finds the queries that this distribution answers badly; a noisy answer to each, at most c in all,
+updates the distribution. A method that is composed of equal parts gives each part the largest epsilon for which
+jaxacct's certified epsilon of the composition meets the target, for delta = 0 and for delta > 0. The lecture's
+error bounds are printed without their constants.
 At sizes that fit on a laptop, the weights have a smaller error than noisy answers only for many queries, and a
 smaller error than noisy data only for a universe of about n^2 records.
 
@@ -84,7 +85,7 @@ METHODS = {
 
 
 def orders(k, universe, n, epsilon, delta, beta=0.05):
-    """The lecture's errors, constants left out."""
+    """The lecture's bounds on the errors of the three methods, without constants."""
     log = math.log(k / beta)
     cells = math.sqrt(universe) * log / (n * epsilon)
     if delta == 0:

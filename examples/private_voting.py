@@ -1,8 +1,9 @@
 """Private voting: publish noisy counts, or only the winner by report-noisy-max (lecture: private selection).
 
-One ballot names one candidate, or any number of them (approval). With one name, noisy counts of scale 1/epsilon
-and report-noisy-max cost epsilon alike; with any number, one ballot moves every count, so the counts need
-scale (candidates)/epsilon while report-noisy-max still needs 1/epsilon, because the counts are monotone.
+One ballot names one candidate, or any number of them (approval). If it names one, noise of scale 1/epsilon
+makes noisy counts and report-noisy-max epsilon-DP. If it names any number, it can change every count: noisy counts
+then need the scale (number of candidates)/epsilon. Report-noisy-max still needs only 1/epsilon, because a ballot
+changes all counts in the same direction.
 
     python examples/private_voting.py --ballots 200 --out voting.png
 """

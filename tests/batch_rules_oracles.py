@@ -1,7 +1,7 @@
 """delta(epsilon) of batch rules by ways that share nothing with jaxacct: roots, quadrature, enumeration, Monte Carlo.
 
-A law on the line is a dict {mean in deviations of the noise: weight}.  Everything but the Monte Carlo has many more
-digits than the brackets it is put against; the Monte Carlo gives an interval that fails with a probability below 1e-9.
+A law on the line is a dict {mean in deviations of the noise: weight}.  All values but those by Monte Carlo have many
+more correct digits than jaxacct's brackets; a Monte Carlo interval misses with a probability below 1e-9.
 """
 
 import itertools
@@ -66,7 +66,7 @@ def hypergeometric_law(n, k, batch):
 
 
 def zero_out_pair(rate, sigma, above):
-    """(P, Q) for a zeroed record whose place another may take: for e^eps >= 1 if `above`, else for e^eps < 1."""
+    """(P, Q) for a zeroed record that a full batch keeps with chance `rate`: at e^eps >= 1 if `above`, else < 1."""
     with mp.workdps(DIGITS):
         s, g = 1 / mp.mpf(sigma), mp.mpf(rate)
         if above:
@@ -130,7 +130,7 @@ def _zero(terms, up):
 
 
 def two_steps(p, q, a, step=0.04):
-    """The same for two independent steps of the pair: int p(x) H(P || Q; a q(x)/p(x)) dx by the trapezoid rule.
+    """`hockey_stick` of two independent steps of (P, Q): int p(x) H(P || Q; a q(x)/p(x)) dx by the trapezoid rule.
 
     The relative error was 2e-7 at most with a step of 0.1, and 3e-9 with 0.04, at three records and sigma = 1.2.
     """
@@ -165,7 +165,7 @@ def put(k, t, sigma):
 
 
 def allocation_remove(t, sigma, epsilon):
-    """delta of one slot of t (1 or 2): 1 - e^eps + the put."""
+    """delta for a record in one of t = 1 or 2 slots: 1 - e^eps + put(t e^eps)/t."""
     with mp.workdps(DIGITS):
         grown = mp.exp(mp.mpf(epsilon))
         return 1 - grown + put(t * grown, t, sigma) / t
@@ -178,16 +178,17 @@ def allocation_add(t, sigma, epsilon):
 
 
 def allocation_nested(t, sigma, epsilon, direction):
-    """delta of one slot of t, t small, by t - 1 nested sums of positive terms in float64; relative error about 1e-9."""
+    """delta for a record in one of a few slots, by t - 1 nested sums of positive float64 terms; relative error 1e-9."""
     s, strike = 1.0 / sigma, t * math.exp(epsilon if direction == "remove" else -epsilon)
     total = float(_price(np.array([strike]), t, s, direction == "remove")[0]) / t
     return total if direction == "remove" else total * math.exp(epsilon)
 
 
 def _price(k, t, s, call):
-    """E(S - k)_+ or E(k - S)_+ of t log-normals, k > 0 an array; X_1 = k/(1 + e^-w) in the trapezoid rule over w.
+    """E(S - k)_+ if `call`, else E(k - S)_+, where S is a sum of t log-normals X_i and k > 0 an array.
 
-    So X_1 < k; the part of a call with X_1 > k is added in closed form.  The integrand is analytic for |Im w| < pi.
+    The trapezoid rule in w, with X_1 = k/(1 + e^-w), covers X_1 < k; its integrand is analytic for |Im w| < pi.
+    The part of a call with X_1 > k is added in closed form.
     """
     d = np.log(k) / s
     if t == 1:
@@ -196,7 +197,7 @@ def _price(k, t, s, call):
         return np.maximum(k * special.ndtr(d + s / 2) - special.ndtr(d - s / 2), 0.0)
     h = 0.25 * min(s, 1.0)
     far = s * (13.0 + s) + abs(float(np.max(np.abs(np.log(k)))))
-    w = np.arange(-far, far + 40.0, h)  # under a call the weights fall like e^-w only
+    w = np.arange(-far, far + 40.0, h)  # + 40, since the terms of a call fall only like e^-w
     u = (np.log(k)[:, None] + special.log_expit(w)) / s + s / 2
     weights = np.exp(-0.5 * u * u + special.log_expit(-w)) * (h / s / math.sqrt(2 * math.pi))
     some = weights > 1e-60
@@ -214,12 +215,12 @@ def _interval(values):
 
 
 def allocation_by_sampling(t, sigma, epsilon, direction, count, seed=0):
-    """An interval of delta: means of (1 - e^eps/S)_+ under P, or of (1 - e^eps S)_+ under Q."""
+    """Interval for delta: the mean of (1 - e^eps/S)_+ under P (remove) or (1 - e^eps S)_+ under Q (add), S = dP/dQ."""
     return k_of_t_by_sampling(1, t, sigma, epsilon, direction, count, seed)
 
 
 def k_of_t_by_sampling(k, t, sigma, epsilon, direction, count, seed=0):
-    """The same for k of t slots, with S = e_k(X)/C(t, k)."""
+    """Interval for delta as in `allocation_by_sampling`, but for a record in k of t slots: S = e_k(X)/C(t, k)."""
     rng, s = np.random.default_rng(seed), 1.0 / sigma
     u = rng.standard_normal((count, t))
     if direction == "remove":
@@ -234,7 +235,7 @@ def k_of_t_by_sampling(k, t, sigma, epsilon, direction, count, seed=0):
 
 
 def group_of_allocation_by_sampling(t, sigma, epsilon, direction, count, seed=0):
-    """Two records in independent slots, by the definition: the mean over both slots of the ratio of densities."""
+    """Interval for delta of two records in independent slots; dP/dQ is a mean over all pairs of slots."""
     rng, s = np.random.default_rng(seed), 1.0 / sigma
     u = rng.standard_normal((count, t))
     if direction == "remove":
@@ -268,7 +269,7 @@ def finite_allocation(p, q, t, epsilon):
 
 
 def cap_numbers(n, q, cap):
-    """tau and q' as mpf, by adding up over the number of others that are sampled."""
+    """As mpf: tau = Pr[the other records fill the batch], and q' = Pr[a record is kept | the others fill the batch]."""
     with mp.workdps(DIGITS):
         law = binomial_law(n - 1, q)
         tau = sum(law[cap:], mp.mpf(0))
@@ -277,7 +278,7 @@ def cap_numbers(n, q, cap):
 
 
 def truncated_bound(n, q, cap, sigma, epsilon, relation, direction):
-    """One step of the pairs of a capped Poisson sample, as the mixture over whether the others fill the batch."""
+    """Bound on delta of one capped Poisson step: tau delta(others fill the batch) + (1 - tau) delta(they do not)."""
     with mp.workdps(DIGITS):
         tau, rate = cap_numbers(n, q, cap)
         a, q, s = mp.exp(mp.mpf(epsilon)), mp.mpf(q), 1 / mp.mpf(sigma)
@@ -299,7 +300,7 @@ def truncated_bound(n, q, cap, sigma, epsilon, relation, direction):
 
 
 def truncated_by_enumeration(records, q, cap):
-    """{sum: probability} of a capped Poisson sample, over every sample and every subset kept; None is no record."""
+    """{sum of the kept records: probability}, by enumeration of samples and kept subsets; None is no record."""
     records, law = [x for x in records if x is not None], defaultdict(float)
     for drawn in itertools.product((0, 1), repeat=len(records)):
         chance = math.prod(q if d else 1 - q for d in drawn)
@@ -333,12 +334,12 @@ def any_hockey_stick(p, q, sigma, a):
 
 
 def shuffled_two(sigma, epsilon, direction):
-    """delta of two shuffled batches, others -1, record 1 or 0: mean_i N(2 e_i) and mean_i N(e_i), error near 1e-9."""
+    """delta to 1e-9 of two shuffled batches: others -1, a record 1 in P = mean_i N(2 e_i) or 0 in Q = mean_i N(e_i)."""
     s, grown = 1.0 / sigma, math.exp(epsilon)
     two, one = (1.0, -grown) if direction == "remove" else (-grown, 1.0)
 
     def inner(y):
-        """N(y) E_x(two A_2 + one A_1)_+, A_m = e^{m s x - m^2 s^2/2} + the same of y: a quadratic in e^{s x}."""
+        """N(y) E_x(two A_2 + one A_1)_+, A_m = e^{m s x - m^2 s^2/2} + e^{m s y - m^2 s^2/2}: quadratic in e^{s x}."""
         rest = two * math.exp(2 * s * y - 2 * s * s) + one * math.exp(s * y - s * s / 2)
         a, b = two * math.exp(-2 * s * s), one * math.exp(-s * s / 2)
         square = b * b - 4 * a * rest

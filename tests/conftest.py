@@ -1,4 +1,4 @@
-"""Shared data: the reference table of the Poisson sampled Gaussian; and programs compiled once, or quickly."""
+"""Fixtures and settings of all tests: programs are compiled only once, and in the quick run with less effort."""
 
 import csv
 import gc
@@ -14,7 +14,7 @@ from thinned import DOCTESTS, THINNED
 
 hypothesis.settings.register_profile(
     "jaxacct",
-    hypothesis.settings(),  # drawn anew, or the same examples under CI
+    hypothesis.settings(),  # new examples in each run, but always the same ones under CI
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow],  # a busy machine is no fault of a test
 )
@@ -82,7 +82,8 @@ def pytest_collection_modifyitems(config, items):
             cases.setdefault((item.path.stem, name), []).append(item)
     for group in cases.values():
         for place, item in enumerate(group):
-            # of six cases or more keep a different one in each three, so that an inner loop over three values shows all
+            # Keep one case in three; in a group of six or more the place of this case changes from three to three, so
+            # that all values of an inner loop over three values occur.
             shift = place // 3 if len(group) > 5 else 0
             if (place + shift) % 3:
                 item.add_marker("slow")
@@ -168,7 +169,7 @@ OF_ROWS = "test_training_apart", "test_training_mixing"
 def asked_once(request):
     """Compute each epsilon once in tests of training, where plans, ledgers and states ask for the same ones.
 
-    Except in OF_ROWS, the quick run skips the check that examples are kept apart: it compiles each loss once more.
+    Except in OF_ROWS, the quick run omits the check that examples are kept apart, which compiles each loss again.
     """
     if not request.path.stem.startswith(("test_training_", "test_tuning_", "test_audit_")):
         yield

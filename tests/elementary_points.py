@@ -25,7 +25,7 @@ EXACTLY = {
     "logaddexp": lambda a, b: max(a, b) + mpmath.log1p(mpmath.exp(min(a, b) - max(a, b))),
     "erfc": mpmath.erfc,
 }
-WORST = {  # those of 500,000 arguments with a library's largest errors, with its vector units on or off
+WORST = {  # where a library, with or without vector units, erred most among 500,000 arguments
     "exp": ["-0x1.db6d98eee180ap+7", "0x1.370d1258208b4p+3", "0x1.3140b833d6170p+5", "0x1.91c03147a05cfp-18"],
     "log": ["0x1.fdf4b03996520p-1", "0x1.effa28af60ec0p-1", "0x1.f02ecadfc0bbep-1", "0x1.222bb83f53718p+0"],
     "sin": ["-0x1.71c36e250dfe0p+1", "0x1.81b36ab44dc48p+1", "-0x1.0212e15fb71c0p-3", "0x1.a26f6b3d5daa0p+2"],
@@ -36,7 +36,7 @@ WORST = {  # those of 500,000 arguments with a library's largest errors, with it
 
 
 def arguments_of(name: str, size: int, seed: int) -> list[np.ndarray]:
-    """About 4 `size` arguments over all that the function is used for, with more where it is hard."""
+    """3 to 4 times `size` arguments that cover the function's use, with more of them where the function is hard."""
     rng = np.random.default_rng([seed, sum(map(ord, name))])
 
     def wide(low: float, high: float) -> np.ndarray:

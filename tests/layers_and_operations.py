@@ -32,7 +32,7 @@ _SPECIAL = "erf erfc erfinv gammaln digamma expit logit ndtr ndtri log_ndtr i0e 
 
 
 def _weighted(function):
-    """A program of a function of x alone."""
+    """A program (w, x) -> w.sum() function(x), for a function that takes no weights."""
     return lambda w, x: w.sum() * function(x)
 
 
@@ -222,7 +222,7 @@ _LOOPS = {
 
 
 def _draws(impl):
-    """A key of the example itself."""
+    """A function that makes a random key from the first entry of an example."""
     return lambda x: jax.random.key((1e4 * x[0, 0]).astype(int), impl=impl)
 
 

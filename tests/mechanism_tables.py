@@ -75,12 +75,12 @@ EXAMPLES: tuple[Mechanism, ...] = (
     Repeated(Gaussian(4.0), 10),
     Composed((Gaussian(4.0), Laplace(4.0))),
 )
-"""One of every class that is not itself a sampling of another."""
+"""One mechanism of every class, except the classes that sample records for a base mechanism."""
 
 RELATIONS = {"add/remove": "add_or_remove_one", "zero out": "zero_out", "replace": "replace_one"}
 """How the table calls the relations that it has columns for."""
 QUESTIONS = {
-    "epsilon, delta, trade-off, loss CDFs": lambda p: p.mechanism,  # their kind is the privacy profile's
+    "epsilon, delta, trade-off, loss CDFs": lambda p: p.mechanism,  # all four have the mechanism's kind
     "Rényi": lambda p: p.renyi(2.0),
     "zCDP": lambda p: p.zcdp(),
     "log characteristic function": lambda p: p.log_characteristic(1.0),
@@ -122,7 +122,7 @@ def table_of_representations() -> str:
 
 
 def _answer(example: Mechanism, sampling: Sampling | None, relation: str) -> str:
-    """The kind of the answer, or that there is none."""
+    """The kind of the mechanism's bracket, after `sampling` if given; "refused" if there is no bracket."""
     try:
         if sampling is None:
             asked = example
@@ -131,7 +131,7 @@ def _answer(example: Mechanism, sampling: Sampling | None, relation: str) -> str
         else:
             return "refused"
         if relation == "replace_one" and replaced_in_two_steps(asked):
-            return "bound"  # a removal and an addition, since no dominating pair is known
+            return "bound"  # by a removal and an addition; no dominating pair is known
         for direction in directions(asked, relation):
             components(asked, relation, direction)
     except InputError:
@@ -147,7 +147,7 @@ def _bounded(example: Mechanism) -> str:
 
 
 def _kind(asked: Profile, question: Any) -> str:
-    """The kind of an answer, or that there is none."""
+    """The kind of the answer, "open" if its upper end is infinite, or "refused"."""
     try:
         answer = question(asked)
     except InputError:

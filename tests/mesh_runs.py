@@ -25,13 +25,13 @@ RULES = {
     "cyclic_poisson": {"sampling": "cyclic_poisson", "sampling_probability": 0.5, "groups": 3},
 }
 BANDED = (0.8, 0.5, 0.3)
-"""Coefficients of the noise that steps of groups share."""
+"""Coefficients of the Toeplitz strategy, the noise of the rule "cyclic_poisson"."""
 QUICKLY = "--xla_cpu_parallel_codegen_split_count=1 --xla_cpu_use_fusion_emitters=false"
 SIZE = 41  # no multiple of the number of devices
 
 
 def begin(command, folder, devices, *process):
-    """A process that runs a command; (address, number) makes it one of two.  It compiles quickly."""
+    """Start a process that runs `command` and compiles quickly; (address, number) makes it one of two processes."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         "XLA_FLAGS": f"{QUICKLY} --xla_force_host_platform_device_count={devices or 1}",
@@ -57,7 +57,7 @@ def done(*running):
 
 
 def data():
-    """Rows, and whose they are where users are asked for."""
+    """Rows, and the user of each row, which only the rule "users" needs."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def params():
 
 
 def loss(params, example):
-    """Of a small network."""
+    """The loss of a small network on one example."""
     import jax.numpy as jnp
 
     hidden = jnp.tanh(example @ params["first"] + params["bias"])
@@ -110,7 +110,7 @@ def whole(tree):
 
 
 def one_step(trainer, words, params, noise_multiplier, rows, users=None, past=None):
-    """What a step takes off the parameters, times the expected batch size: the sum, with noise or without."""
+    """`taken_off` of one step with the given noise; six calls with equal keys must give equal bits."""
     import jax
     import numpy as np
 
@@ -126,7 +126,7 @@ def one_step(trainer, words, params, noise_multiplier, rows, users=None, past=No
     carried, frozen = where.carried(state, trained), where.frozen(trained, rest)
     given = (words, words, where.data(rows, users), now, frozen)
     compiled = where.step(carried, *given).lower().compile()
-    after, observed = compiled(copied(carried), *given)  # which a step overwrites
+    after, observed = compiled(copied(carried), *given)  # a copy, since a step overwrites its first argument
     for _ in range(5):  # equal keys must mean equal sums, to the last bit
         again = compiled(copied(carried), *given)[0]
         for one, other in zip(*map(jax.tree.leaves, map(whole, (after, again))), strict=True):
@@ -135,7 +135,7 @@ def one_step(trainer, words, params, noise_multiplier, rows, users=None, past=No
 
 
 def loaded_step(trainer, words, params, rows):
-    """The same of a batch that the host has loaded."""
+    """`taken_off` of one step without noise on a batch that the host has loaded."""
     import jax
     import numpy as np
 
@@ -154,7 +154,7 @@ def loaded_step(trainer, words, params, rows):
 
 
 def numbers_of(trainer, noise_multiplier):
-    """The `Numbers` of a step, with another gradient noise."""
+    """The `Numbers` of the plan's second step (if there is one), but with `noise_multiplier` as the gradient noise."""
     import numpy as np
 
     from jaxacct.training.step.step_function import numbers_at
@@ -165,7 +165,7 @@ def numbers_of(trainer, noise_multiplier):
 
 
 def taken_off(carried, after, observed, now):
-    """What the parameters lost, in the sum's unit, and what else a step has put out."""
+    """{path: array} of one step: decreases of parameters times the expected batch size, clip norm, observed values."""
     import jax
 
     before, after = whole(carried), whole(after)
@@ -216,7 +216,7 @@ def steps(folder, name):
 
 
 def on_record_first(cls, ledger):
-    """Every process looks, before it begins a step of this kind, whether the step is in the file."""
+    """Make `cls.run` assert, before it runs a step, that the fingerprint of its key is in the ledger's file."""
     real = cls.run
 
     def run(self, carried, key, settings, batch):
@@ -227,7 +227,7 @@ def on_record_first(cls, ledger):
 
 
 def run(folder, name):
-    """A run to be killed: prints its steps, and at the end what it has come to."""
+    """Train until killed or finished; print each step, at the end epsilon and a hash of the parameters."""
     import hashlib
 
     import jax
@@ -256,7 +256,7 @@ def run(folder, name):
 
 
 def move(folder, _):
-    """A run that goes on on another mesh, and then on one device; prints what it has spent."""
+    """Train on one mesh, resume on another, then on one device; print steps, devices and the number of releases."""
     import jax
     import numpy as np
     import optax
@@ -293,7 +293,7 @@ def move(folder, _):
 
 
 def noise(_, __):
-    """Of a step's noise: collectives, temporary bytes over those of one device, largest difference from one device."""
+    """Print sharded noise's collectives, and its temporary bytes (ratio) and draws (difference) against one device."""
     import re
 
     import jax
@@ -321,7 +321,7 @@ def noise(_, __):
         drawn, one = program(key, put, 1.0), alone(key, tree, 1.0)
         off = 0.0
         for name, leaf in drawn.items():
-            # entry p is draw p % 32 of unit p // 32; on one device draw p // units of unit p % units
+            # entry p is draw p % 32 of unit p // 32 on a mesh, and draw p // units of unit p % units on one device
             flat, size = np.asarray(leaf).reshape(-1), leaf.size
             units, numbers = -(-size // 32), np.arange(size)
             there = numbers % 32 * units + numbers // 32

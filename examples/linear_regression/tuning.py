@@ -121,7 +121,7 @@ def methods(size, width, epsilon):
 
 
 def error(theta, test):
-    """Mean squared error on the test records, predictions cut to [-1, 1], over the variance of their targets."""
+    """Mean squared error of the predictions, cut to [-1, 1], divided by the variance of the test records' targets."""
     x, y = test
     return float(np.mean((y - np.clip(x @ theta, -1.0, 1.0)) ** 2) / np.var(y))
 

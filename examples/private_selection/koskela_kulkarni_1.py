@@ -1,9 +1,10 @@
 """Koskela, Kulkarni 2023, Figure 1: epsilon of tuning on a Poisson sample of rate q, then one training run.
 
 DP-SGD for 50 epochs at sampling probability 0.01 and sigma = 2, K Poisson of mean 15 or 45, delta = 1e-5, as in the
-paper.  Variant 1 trains on the rest of the data, variant 2 on all of it; the baseline tunes on all and releases the
-winner.  Ours takes the exact worst case of the tuning as a privacy profile.  For variant 1 the profile goes into the
-paper's pair; for variant 2 it is sampled and composed with the final run.
+paper.  Variant 1 trains on the rest of the data, variant 2 on all data; the baseline tunes on all data and releases
+the winner.  Our bound takes the exact worst case of the tuning as a privacy profile.  For variant 1 it puts this
+profile into the paper's pair of distributions; for variant 2 it subsamples the profile and composes it with the final
+run.
 """
 
 import numpy as np
@@ -23,7 +24,7 @@ ORDERS = np.arange(2.0, 129.0)
 
 
 def published_epsilon(base: ja.Mechanism, k: selection.Law, q: float, variant: str) -> float:
-    """Variant "rest" by Theorem 1 (equations 3.6, 3.7); "all" by sampling [Zhu, Wang 2019] and composition."""
+    """The published epsilon: of "rest" by Theorem 1 (3.6, 3.7), of "all" by sampling [Zhu, Wang] and composition."""
     tuning = np.stack([curve(base, k, ORDERS, side) for side in sides(base, "add_or_remove_one")])
     names = ("remove_one", "add_one")
     training = np.stack([representations.renyi_divergence(base, ORDERS, name).upper for name in names])

@@ -1,7 +1,7 @@
 """Koskela, Kulkarni 2023, Figure 9: Rényi curves of DP-SGD and the least lines through 0 above them.
 
-Sampling probabilities 1/100 and 1/50 and orders up to 24, as in the paper; its legends, with sigma and T, are lost:
-(sigma, T) = (2, 2000) and (4, 10000) are chosen.  No selection takes part, so that there is no worst case to add.
+Sampling probabilities 1/100 and 1/50 and orders up to 24, as in the paper.  The text of the paper has lost sigma and T;
+(sigma, T) = (2, 2000) and (4, 10000) are chosen.  The figure has no selection, so no worst case of one is drawn.
 """
 
 import numpy as np

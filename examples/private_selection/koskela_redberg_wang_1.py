@@ -1,9 +1,10 @@
 """Koskela, Redberg, Wang 2024, Figure 1: report noisy max with Gaussian noise, Rényi against privacy profile.
 
 The text of the paper has lost sigma, m and delta; sigma = 5 (scores move by at most 1, in either direction), m = 100
-and delta = 1e-6 are chosen.  The number of candidates is fixed here and no selection theorem applies; ours is the
-smaller of Theorem 3.2 and of releasing all m noisy scores, a Gaussian mechanism of sensitivity sqrt(m).  The attack
-looks at one candidate that the record lifts by 1 while it lowers m - 1 others, equal among themselves, by 1.
+and delta = 1e-6 are chosen.  The number of candidates is fixed here and no selection theorem applies.  Our bound is
+the smaller of two epsilons: that of Theorem 3.2, and that of a release of all m noisy scores, which is a Gaussian
+mechanism of sensitivity sqrt(m).  The attack asks whether one candidate wins.  The record raises the score of this
+candidate by 1 and lowers the m - 1 other scores, which are equal, by 1.
 """
 
 import numpy as np
@@ -18,7 +19,7 @@ ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 400)
 
 
 def attack(m: float, delta: float) -> float:
-    """Largest log((p - delta)/q) over the candidate's lead; it wins with probability p with the record, else q."""
+    """Largest log((p - delta)/q) over leads, where the candidate wins with probability p, or q without the record."""
     z = np.linspace(-12.0, 12.0, 4001)
     lead = np.linspace(-8.0, 6.0, 281)[:, None]
     weight = np.exp(-0.5 * z**2) / np.sqrt(2.0 * np.pi) * (z[1] - z[0])

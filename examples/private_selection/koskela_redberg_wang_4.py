@@ -1,8 +1,8 @@
 """Koskela, Redberg, Wang 2024, Figure 4: binomial K is more concentrated than Poisson K at the same privacy.
 
-K is Poisson of mean m, with epsilon by the Rényi bound; or binomial of n trials with the largest success
-probability p for which epsilon is no larger, by Theorem 5.7 or by the exact worst case.  The text of the paper has
-lost sigma, delta, m and n; sigma = 4, delta = 1e-6 and (m, n) = (3, 6) and (10, 20) are chosen.
+K is Poisson of mean m, with epsilon by the Rényi bound; or K is binomial with n trials and the largest success
+probability p for which Theorem 5.7, or the exact worst case, gives at most the epsilon of the Poisson K.  The text of
+the paper has lost sigma, delta, m and n; sigma = 4, delta = 1e-6 and (m, n) = (3, 6) and (10, 20) are chosen.
 """
 
 import numpy as np

@@ -2,8 +2,8 @@
 
 The text of the paper has lost all but the lengths 4000, 10000 and 18000.  The thresholds of a Gaussian that is
 (1.5, 1e-6)-DP, m = 10, sampling probability 0.01 and sigma = 2, 3 and 4 are chosen: the longest runs that meet the
-thresholds then have nearly these lengths.  Corollary 6.2 needs the two points only; ours takes the largest of the three
-profiles.
+thresholds then have nearly these lengths.  Corollary 6.2 needs only the thresholds; our bound takes the pointwise
+largest of the three candidates' profiles.
 """
 
 from typing import NamedTuple

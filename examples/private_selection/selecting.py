@@ -15,7 +15,7 @@ RENYI, PROFILE, WORST, ATTACK = "Renyi (Papernot, Steinke)", "profile (Koskela e
 
 
 def run(describe: str | None, numbers: Callable[[bool], Mapping[str, Columns]], y: str, **scales: str) -> None:
-    """Compute, print and perhaps draw: one panel per table, a line for each column against the first.
+    """Compute and print tables; with --out draw one panel per table, with each column against the first column.
 
     y : the label of every panel, or several labels separated by "|".
     """
@@ -58,7 +58,7 @@ def draw(panels: Mapping[str, Columns], out: str, y: str, **scales: str) -> None
 def epsilons(
     base: ja.Mechanism, law: selection.Law, delta: float | np.ndarray, *published: str
 ) -> dict[str, np.ndarray]:
-    """Epsilon by the published bounds that are named, by the exact worst case, and of the worst score itself."""
+    """Epsilon by the named published bounds and by the exact worst case, and the epsilon that the worst score has."""
     named = {"renyi": RENYI, "privacy_profile": PROFILE}
     found = {named[b]: selection.bound_epsilon(base, law, delta, bound=b).upper for b in published}
     exact = ja.epsilon(selection.select(base, law), delta)
@@ -66,7 +66,7 @@ def epsilons(
 
 
 def gained(columns: Columns, better: str, worse: str = RENYI) -> np.ndarray:
-    """By what factor `better` allows more candidates than `worse`, at the epsilon of `worse`; inf beyond the last row.
+    """The factor by which `better` allows more candidates than `worse` at equal epsilon; inf beyond the last row.
 
     The first column is the mean number of candidates, ascending; its logarithm is interpolated linearly in epsilon.
     """
@@ -75,7 +75,7 @@ def gained(columns: Columns, better: str, worse: str = RENYI) -> np.ndarray:
 
 
 def tuned_profile(base: ja.Mechanism, law: selection.Law, delta: float, points: int = 100) -> ja.PrivacyProfile:
-    """The exact worst case of a selection at points of epsilon, to be sampled or to go into other theorems."""
+    """The exact worst case of a selection as a privacy profile, given at `points` values of epsilon."""
     chosen = selection.select(base, law)
     grid = np.linspace(0.0, float(ja.epsilon(chosen, delta * 1e-4).upper), points)
     return ja.PrivacyProfile(grid, *(ja.delta(chosen, grid, relation=r).upper for r in ("remove_one", "add_one")))

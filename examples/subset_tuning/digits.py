@@ -23,7 +23,7 @@ DELTA = 1e-5
 CLIP_NORM = 1.0
 HIDDEN = 64
 SCALE, TEMPERATURE, OFFSET = 2.0, 2.0, 1.0
-"""Of the tempered sigmoid; these make it tanh."""
+"""Parameters of the tempered sigmoid; with these values it is tanh."""
 MICRO_BATCH = 40
 TOGETHER = 64
 """Runs in one call of the compiled program."""
@@ -58,14 +58,14 @@ def logits(params, images):
 
 
 def loss(params, example):
-    """Of one example (image, label, present); one that is not present has no gradient."""
+    """Cross-entropy of one example (image, label, present); the constant 0 if the example is not present."""
     image, label, present = example
     value = optax.softmax_cross_entropy_with_integer_labels(logits(params, image), label)
     return jnp.where(present, value, 0.0)
 
 
 class Runs(NamedTuple):
-    """Private runs, one row each: what they are trained with."""
+    """Settings, first parameters and data of private runs: row i of each field belongs to run i."""
 
     params: dict
     learning_rate: np.ndarray
@@ -73,7 +73,7 @@ class Runs(NamedTuple):
     rate: np.ndarray
     steps: np.ndarray
     batch: np.ndarray  # expected batch size, by which sums are divided
-    members: np.ndarray  # (B, n) rows of the training data, -1 where there is none
+    members: np.ndarray  # (runs, n) row numbers of the training data, padded with -1
 
 
 def join(parts):
@@ -126,7 +126,7 @@ def _correct(params, images):
 
 
 def accuracy(params, data):
-    """Share of right answers of each run; one with a NaN has 0."""
+    """Share of right answers of each run; 0 for a run whose parameters are not all finite."""
     finite = np.all([np.isfinite(leaf).reshape(len(leaf), -1).all(1) for leaf in jax.tree.leaves(params)], axis=0)
     return np.where(finite, np.mean(np.asarray(_correct(params, data[0])) == data[1], axis=1), 0.0)
 

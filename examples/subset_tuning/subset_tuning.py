@@ -2,9 +2,10 @@
 
     python examples/subset_tuning/subset_tuning.py [--quick] [--out FOLDER]
 
-Arms: "plain" tunes on all training data and releases the winner, with the noise of the exact worst case over scores or
-of Renyi accounting (the papers' baseline); "rest" and "all" tune on a Poisson sample of share q and train the winner's
-configuration once, on the rest of the data or on all of them.  Every arm meets the same (epsilon, 1e-5) as a whole.
+Arms: "plain" tunes on all training data and releases the winner; its noise is calibrated by the exact worst case over
+scores, or by Renyi accounting (the papers' baseline).  "rest" and "all" tune on a Poisson sample of share q, and then
+train once with the winner's configuration: "rest" on the rest of the data, "all" on all data.  Every arm as a whole
+meets the same (epsilon, 1e-5).
 Winners are chosen by accuracy on a public validation set; accuracies are those of the released model on the test set.
 """
 
@@ -24,9 +25,9 @@ from jaxacct.tuning.plans import SubsetPlan, guessed_noise, least_noise
 RATES = {"DP-SGD": 10.0 ** np.arange(-3.0, 1.6, 0.5), "DP-Adam": 10.0 ** np.arange(-4.0, 0.1, 0.5)}
 """Learning rates: the grids of Table 2 for FashionMNIST (DP-SGD) and MNIST (DP-Adam)."""
 ALONE = {"rate": (0.1,), "epochs": (15,), "mean": 15, "shares": (0.1,), "epsilons": (1.0, 4.0)}
-"""Learning rate alone; rate is that of DP-SGD's Poisson sampling."""
+"""Settings to tune only the learning rate; "rate" is the probability of DP-SGD's Poisson sampling."""
 JOINT = {"rate": (0.1, 0.2), "epochs": (10, 20), "mean": 15, "shares": (0.1,), "epsilons": (4.0,)}
-"""Learning rate, sampling ratio and epochs jointly."""
+"""Settings to tune the learning rate, the sampling probability and the epochs jointly."""
 
 
 class Arm(NamedTuple):
@@ -90,13 +91,13 @@ def arms_for(epsilon, what, n):
 
 
 def experiment(arm, optimizer, data, seeds):
-    """(test accuracies, learning rates), one per seed; K, draws and samples are those of the seed in every arm."""
+    """(test accuracies, learning rates), one per seed; every arm gets the same K and random draws from a seed."""
     train, valid, test = data
     n, grid = len(train[1]), RATES[optimizer]
     candidates, samples = [], []
     for seed in seeds:
         rng = np.random.default_rng(seed)
-        k = max(arm.cost.law.sample(random.Random(seed)), 1)  # of mean 15 or more: 0 has probability 3e-7
+        k = max(arm.cost.law.sample(random.Random(seed)), 1)  # Pr[K = 0] is 3e-7, with --quick 2e-2
         drawn = [(rng.integers(len(grid)), rng.integers(2**30), digits.initial(rng)) for _ in range(k)]
         inside = np.random.default_rng([seed, 1]).random(n) < arm.share
         samples.append(inside)
@@ -111,7 +112,7 @@ def experiment(arm, optimizer, data, seeds):
     if not arm.variant:
         return digits.accuracy(tuned, test)[best], np.array([flat[b][0] for b in best])
     growth = (1.0 - arm.share if arm.variant == "rest" else 1.0) / arm.share
-    factor = growth if optimizer == "DP-SGD" else 1.0  # the learning rate grows with the data, Adam's does not
+    factor = growth if optimizer == "DP-SGD" else 1.0  # only SGD's learning rate grows with the data
     final = [
         (flat[b][0] * factor, flat[b][1], digits.initial(np.random.default_rng([s, 2])))
         for b, s in zip(best, seeds, strict=True)
@@ -138,7 +139,7 @@ def _padded(rows, room):
 
 
 def table(what, optimizers, data, seeds, path):
-    """One row per optimizer, epsilon and arm, in a CSV that grows with each."""
+    """Return one row per optimizer, epsilon and arm; after each, write all rows so far to the CSV `path`."""
     rows = []
     for epsilon in what["epsilons"]:
         for arm in arms_for(epsilon, what, len(data[0][1])):

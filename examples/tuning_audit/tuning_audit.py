@@ -2,10 +2,10 @@
 
     python examples/tuning_audit/tuning_audit.py [--quick] [--out FOLDER]
 
-Needs the extras `training` and `examples`.  A logistic regression on scikit-learn's digits is trained by the library's
-own step; K, geometric of mean 10, candidates differ in their learning rate; the best by a score is released with all
-its noisy gradients.  NTNV: ordinary data, ordinary validation.  NTCV: the score is the adversary's.  ETCV: as NTCV,
-with no data but the canary.  Prints the report; --out writes tuning_audit.csv and .png.
+Needs the extras `training` and `examples`.  The library's step trains a logistic regression on scikit-learn's digits.
+The number K of candidates is geometric of mean 10; candidates differ in their learning rates.  The candidate with the
+best score is released with all its noisy gradients.  NTNV: ordinary data, ordinary validation.  NTCV: the score is the
+adversary's.  ETCV: as NTCV, with no data but the canary.  Prints the report; --out writes tuning_audit.csv and .png.
 """
 
 import argparse
@@ -63,7 +63,7 @@ PARAMS = jnp.zeros((16, 10)), jnp.zeros(10)
 
 
 def game_of(base, canary, train):
-    """The game of one base epsilon and canary, on data or, without them, on the canary alone."""
+    """(plan, game) for a base epsilon; the canary joins the data `train`, or is the only example without data."""
     size = 1 + (len(train[1]) if train else 0)
     plan = Plan(target_epsilon=base, target_delta=DELTA, dataset_size=size, sampling_probability=1.0, steps=STEPS)
     optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=1.0)
@@ -96,8 +96,8 @@ def candidates(game, present, total, seed, validation, progress):
     return {
         "proxy": played.scores[:, 0],
         "validation": -validated,  # the usual score
-        "own loss": -own,  # the adversary's: how well the canary is learnt
-        "coordinate": -coordinate / rates,  # or how far the first parameter went
+        "own loss": -own,  # an adversary's score: how well the canary is learnt
+        "coordinate": -coordinate / rates,  # another: how far the first parameter went down
     }
 
 
@@ -116,7 +116,7 @@ def lower_bounds(worlds, groups, score, confidence):
     )
     # abnormal data spoils the ordinary score, and raises the adversary's own
     sign = -1.0 if score == "validation" else 1.0
-    half = int(HELD_OUT * groups[0].size)  # only what is held out for choosing the threshold sets the scale
+    half = int(HELD_OUT * groups[0].size)  # the scale uses only the games held out for the threshold
     scale = lambda values: sign * (values - np.mean(absent_score[:half])) / np.std(absent_score[:half])
     unit = np.std(absent[:half])
     proxies = {
@@ -155,7 +155,7 @@ MODELS = (
 
 
 def reduced_game(plan, claims, runs, confidence):
-    """Figure 6: the game of two Gaussians, by the score x and by the worst one, in millions of selections."""
+    """Rows for Figure 6: audits of `runs` games of two Gaussians, with the score x and with the worst score."""
     from scipy.special import ndtr, ndtri
 
     mu = np.sqrt(STEPS) / plan.noise_multiplier
@@ -170,7 +170,7 @@ def reduced_game(plan, claims, runs, confidence):
 
 
 def run(bases, games, reduced, progress=None):
-    """{base epsilon: rows of its report}, and the seconds that it took."""
+    """{base epsilon: rows of its report}."""
     train, validation = load()
     count = len(bases) * (len(MODELS) * 4 + 2)
     confidence = 1.0 - (1.0 - SIMULTANEOUS) / count
@@ -198,7 +198,7 @@ def run(bases, games, reduced, progress=None):
 
 
 def games_drawn(number, rng):
-    """K of every game."""
+    """The number K of candidates in each of `number` games."""
     table = LAW.probability(np.arange(400.0))
     return rng.choice(400, number, p=table / table.sum())
 

@@ -2,9 +2,10 @@
 
     python examples/wordnet_lora/correlated_noise.py --data FOLDER --cache FOLDER --out FOLDER
 
-All runs start from the same pre-trained weights, and tune LoRA and the head in the same number of steps and batch size.
-`advise_strategy` finds the noise of each way, and the number of bands of least error.  Every run gets a row of
-correlated_noise.csv, and is not repeated where it has one.  correlated_noise.png is drawn from the rows.
+All runs start from the same pre-trained weights, and tune LoRA and the head with the same number of steps and the same
+batch size.  `advise_strategy` finds the noise multiplier of each way, and the number of bands with the least error.
+Every run gets a row of correlated_noise.csv; a run that already has a row there is skipped.  correlated_noise.png is
+drawn from the rows.
 
 Needs the extras `training` and `examples`, and the data of wordnet_lora.py.
 """
@@ -59,7 +60,7 @@ def plans(epsilon, size, steps, bands):
 
 
 def run(settings, planned, train, test, weights, vocabulary):
-    """The row of one run."""
+    """Train once, and return the settings and results as a row of the table."""
     begin, (bands, relative, plan) = time.perf_counter(), planned
     optimizer = OPTIMIZERS[settings["optimizer"]](float(settings["learning_rate"]), plan.steps)
     trainer = Trainer(loss, optimizer, plan, CLIP_NORM, trainable=is_head)  # the adapters are trained anyhow

@@ -81,7 +81,7 @@ _BRACKETS = re.compile(r"\[[^\[\]]*\]")
 """Etymologies, usage and sources."""
 _PART = re.compile(r"(?:prop\. )?(?:n|v|a|adv|prep|pron|conj|interj|p)\.(?: (?:t|i|p|a|pl)\.)*")
 _BEGINS = re.compile(r"\n   (?=(?:\d+\. )?(?:\([^()]*\) *)*[A-Z][a-z]*[ ,;])")
-"""Where the first sense begins: after the header, with or without a number, with a capital."""
+"""Where the first sense begins: at a line that starts with a capital, after an optional number and parentheses."""
 _FIELD = re.compile(r"\(([A-Z][A-Za-z. &]*\.)\)")
 _QUOTED = re.compile(r'; as[,:].*|"[^"]*".*| --.*|\b[Ss]ee (?:under )?\{.*')
 """What follows a definition: examples, quotations, names of authors, references."""
@@ -152,7 +152,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts, size=8192, endings=1024):
-        """`size` numbers in all; `endings` of them for endings of two to five letters, counted in the rarer words."""
+        """A vocabulary of `size` numbers, `endings` of them for the commonest endings (2-5 letters) of rarer words."""
         counts = collections.Counter(word for text in texts for word in words(text))
         ranked = [word for word, _ in counts.most_common()]
         frequent, rare = ranked[: size - endings - FIRST], ranked[size - endings - FIRST :]
@@ -166,7 +166,7 @@ class Vocabulary:
         return FIRST + len(self.numbers)
 
     def number(self, word):
-        """Of the word, or of the longest of its endings that is known."""
+        """The number of the word, else of its longest known ending, else UNKNOWN."""
         names = [word] + ["-" + word[-n:] for n in range(5, 1, -1) if len(word) > n]
         return next((self.numbers[name] for name in names if name in self.numbers), UNKNOWN)
 

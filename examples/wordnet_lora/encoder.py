@@ -19,7 +19,7 @@ WIDTH, LAYERS, HEADS = 128, 2, 4
 HIDDEN_SHARE = 0.2
 """Share of the words of a definition that pre-training hides."""
 BATCH, LEARNING_RATE, STEPS = 256, 2e-3, 1200
-"""Of pre-training."""
+"""Batch size, largest learning rate and number of steps of pre-training."""
 CHUNK = 5
 """Steps between two looks at the progress bar."""
 
@@ -75,7 +75,7 @@ def in_attention(path):
 
 
 def hide(key, numbers):
-    """(numbers with a fifth of the words hidden, places, which of these places count) of one definition."""
+    """(numbers of one definition with a fifth of its words hidden, places, whether the word at a place is hidden)."""
     there = numbers != PAD
     places = jnp.argsort(jnp.where(there, jax.random.uniform(key, (LENGTH,)), 2.0))[
         : int(np.ceil(HIDDEN_SHARE * LENGTH))
@@ -85,7 +85,7 @@ def hide(key, numbers):
 
 
 def pretraining_loss(params, outputs, key, numbers, headwords):
-    """Over a batch: the mean cross-entropy of the hidden words, plus that of the words that are defined."""
+    """The mean cross-entropy of a batch's hidden words, plus the mean cross-entropy of its headwords."""
     hidden, places, counts = jax.vmap(hide)(jax.random.split(key, len(numbers)), numbers)
     model = Encoder(len(outputs["bias"]))
     _, states, means = jax.vmap(lambda one: model.apply({"params": params}, one))(hidden)

@@ -32,7 +32,7 @@ from jaxacct.training import LoRA, Plan, Trainer, lora
 DELTA = 1e-6
 """Below one over the number of glosses, 117,659."""
 BATCH = 1024
-"""Expected size of a private batch; the size of one that is not private."""
+"""Expected size of a batch with privacy, and exact size of a batch without."""
 TUNING_STEPS = 300
 CLIP_NORM, RANK = 1.0, 8
 TEST_SHARE = 10
@@ -44,7 +44,7 @@ WAYS = {
     "open": "LoRA, pre-trained, not private",
 }
 LEARNING_RATES = {"lora": 1e-2, "full": 3e-3, "random": 1e-2, "open": 1e-2}
-"""Of Adam; chosen on the public rehearsal (README)."""
+"""Learning rates of Adam, chosen on the public rehearsal (README)."""
 SETTINGS = ["task", "way", "epsilon", "seed", "steps", "batch", "clip_norm", "learning_rate", "pretraining_steps"]
 FOUND = ["trained_parameters", "noise_multiplier", "epsilon_spent", "accuracy", "seconds"]
 """Columns of the table: what a run was asked, and what came out."""
@@ -59,10 +59,10 @@ def glosses_of_wordnet(folder, definitions):
 
 
 def public_rehearsal(folder, definitions):
-    """(texts, classes) of a public task of the same kind, to choose settings on: GCIDE's own marks as 45 classes.
+    """(texts, classes) of a public task of the same kind, on which settings are chosen: GCIDE's definitions.
 
     The class of a definition is its subject (Zool., Bot., ...) if that is one of the 39 most frequent, else its part of
-    speech.
+    speech if that is one of five, else the 45th class.
     """
     subjects = collections.Counter(sense.field for sense in definitions if sense.field)
     names = [name for name, _ in subjects.most_common(CLASSES - 6)] + ["n.", "a.", "v. t.", "v. i.", "adv."]
@@ -97,7 +97,7 @@ def split(texts, classes, vocabulary):
 
 
 def pretrained(definitions, vocabulary, seed, steps, cache):
-    """Weights for a seed, from the cache or made now and put there."""
+    """Pre-trained weights for a seed: read from the cache, or made now and saved there."""
     path = None if cache is None else pathlib.Path(cache) / f"pretrained_{seed}_{steps}.msgpack"
     if path is not None and path.is_file():
         return serialization.msgpack_restore(path.read_bytes())
@@ -123,7 +123,7 @@ def starting_point(way, weights, vocabulary, seed):
 
 
 def plain(params):
-    """The parameters of the encoder: those of LoRA added to what they adapt."""
+    """The parameters of the encoder, with each product of LoRA's adapters added to the matrix that they adapt."""
     return params.merge() if isinstance(params, LoRA) else params
 
 
@@ -200,7 +200,7 @@ def asked(args):
 
 
 def run(settings, train, test, weights, vocabulary, progress=True):
-    """The row of one run."""
+    """Train once, and return the settings and results as a row of the table."""
     begin = time.perf_counter()
     way, seed, steps = settings["way"], int(settings["seed"]), int(settings["steps"])
     rate, clip_norm = float(settings["learning_rate"]), float(settings["clip_norm"])

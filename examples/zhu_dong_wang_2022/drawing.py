@@ -11,7 +11,7 @@ Columns = Mapping[str, np.ndarray]
 
 
 def run(describe: str | None, numbers: Callable[[bool], Columns], x: str, y: str, **scales: str) -> None:
-    """Compute, print and draw: a line for each column against the first."""
+    """Compute columns, print them, and draw each column against the first."""
     parser = argparse.ArgumentParser(description=(describe or "").split("\n")[0])
     parser.add_argument("--out", required=True, help="PNG file to write")
     parser.add_argument("--small", action="store_true", help="a few points only")

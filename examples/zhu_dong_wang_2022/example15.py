@@ -2,8 +2,8 @@
 
 The answer is released without noise where distance + Lap(1/eps0) exceeds log(1/delta0)/eps0.  Mode 1: f(x) = f(x'), the
 distances d and d +- 1 differ and only the test leaks.  Mode 2: f(x) != f(x'), both distances are 0, and releasing,
-which happens with probability delta0/2, tells them apart.  (The paper's text says delta for that probability and has
-lost its figures; eps0 = 1, delta0 = 1e-2 are chosen, distances 0 to 60.)
+which happens with probability delta0/2, tells them apart.  (The paper's text gives this probability as delta.  Its
+parameters are lost: eps0 = 1, delta0 = 1e-2 and distances 0 to 60 are chosen.)
 """
 
 import itertools

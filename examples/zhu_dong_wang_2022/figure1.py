@@ -1,10 +1,10 @@
 """Figure 1: a Rényi guarantee does not pin the trade-off function down.
 
 Randomised response with ratio e^eps0 has R_alpha <= rho alpha for every alpha >= 1/2 when rho = 4 log cosh(eps0/2),
-attained at alpha = 1/2; the Gaussian mechanism with mu^2 = 2 rho has R_alpha = rho alpha.  So no conversion of that
-bound can lie above either trade-off function, and the one by two-point constraints touches randomised response at its
-corner: there it cannot be improved.  The text of the paper has lost the parameter; its appendix B speaks of 1-zCDP,
-so rho = 1 is chosen, with eps0 = 2 arccosh(e^{rho/4}).
+attained at alpha = 1/2; the Gaussian mechanism with mu^2 = 2 rho has R_alpha = rho alpha.  So a trade-off function
+derived from R_alpha <= rho alpha cannot lie above that of either mechanism.  The one derived by two-point constraints
+touches that of randomised response at its corner, where no derivation can be better.  The text of the paper has lost
+the parameter; its appendix B speaks of 1-zCDP, so rho = 1 is chosen, with eps0 = 2 arccosh(e^{rho/4}).
 """
 
 import numpy as np

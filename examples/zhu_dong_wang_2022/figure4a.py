@@ -1,8 +1,8 @@
 """Figure 4(a): the two halves of the profile of a sampled mechanism under the symmetric relation (Proposition 29).
 
-H_a((1-q) Q + q P || Q) dominates for a >= 1 and H_a(P || (1-q) P + q Q) for a < 1; each alone fails on the other half.
-The text of the paper has lost its mechanism and q; the Gaussian with sigma = 0.5 and q = 0.3 are chosen.  Reflected,
-the pair (P, (1-q) P + q Q) of the Gaussian is the add direction (Q, (1-q) Q + q P).
+H_a((1-q) Q + q P || Q) dominates for a >= 1 and H_a(P || (1-q) P + q Q) for a < 1; neither dominates
+at the other a.  The text of the paper has lost its mechanism and q; the Gaussian with sigma = 0.5 and q = 0.3 are
+chosen.  A reflection of the line turns the Gaussian's (P, (1-q) P + q Q) into (Q, (1-q) Q + q P), the add direction.
 """
 
 import numpy as np

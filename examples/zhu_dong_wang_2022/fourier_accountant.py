@@ -80,7 +80,7 @@ def fourier_delta(
         forward, backward = each[direction], each["add" if direction == "remove" else "remove"]
         for index, e in np.ndenumerate(eps):
             p, p_error = _exceeds(_of(forward, np.positive), float(e))
-            # the law of the loss under Q is that of minus the loss of the reverse pair
+            # under Q the loss has the law of -L, where L is the loss of the reverse pair
             q, q_error = _exceeds(_of(backward, np.conj), float(e))
             delta = p + float(forward.delta_infinity[0]) - np.exp(e) * q
             value[index] = max(value[index], min(delta, 1.0))
