@@ -83,7 +83,7 @@ def sampled_step(eps, sigma, q, relation):
     return np.where(inside, low - ratio * ((1 - q) * low + q * moved), 0.0)
 
 
-@pytest.mark.slow  # the engines for selections among sampled steps
+@pytest.mark.slow  # runs the engines for selections that are composed with sampled steps
 @pytest.mark.parametrize("relation", ["remove_one", "add_one"])
 def test_with_dp_sgd_before_or_after_it(relation):
     p, q = map(np.array, BASES[1])
@@ -93,7 +93,7 @@ def test_with_dp_sgd_before_or_after_it(relation):
     np.testing.assert_allclose(first, last, rtol=1e-9)
     worst = np.zeros(EPS.size)
     for pair in fixed_orders(p, q, LAW):
-        one, two = (x[1:] for x in (pair if relation == "remove_one" else pair[::-1]))  # K is 1 or more
+        one, two = (x[1:] for x in (pair if relation == "remove_one" else pair[::-1]))  # x[0] is K = 0, of mass 0
         inner = sampled_step(EPS[:, None] - np.log(one / two), 1.0, 0.1, relation)
         worst = np.maximum(worst, np.sum(one * inner, axis=1))
     assert (worst <= first * (1 + 1e-9)).all() and (first <= 1.0).all() and (worst[:3] > 0.3 * first[:3]).all()

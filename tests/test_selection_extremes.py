@@ -51,7 +51,7 @@ def below_and_above(run, law, deltas=DELTAS, relation="add_or_remove_one"):
 
 
 def largest(law, loss):
-    """The largest loss of a selection of randomised response: phi' at the two knots, in mpmath."""
+    """The largest loss of a selection of randomised response: loss + log(phi'(1 - v)/phi'(v)) at v = 1/(1 + e^loss)."""
     with mpmath.workdps(400):
         v = 1 / (1 + mpmath.exp(mpmath.mpf(loss)))
         ends = [1 - v, v]
@@ -121,7 +121,7 @@ def test_brackets_that_contradict_each_other_are_open():
 
 
 def test_curves_that_contradict_each_other_give_nothing():
-    """The polygon "below" lies above the polygon "above": the leak of its best score order exceeds the upper bound."""
+    """Where the polygon "below" lies above the polygon "above", delta is in [0, 1] and epsilon in [0, inf]."""
     law = selection.Geometric(0.1)
     above, false = bases(ja.Gaussian(2.0))[0].curves["remove"].above, bases(ja.Gaussian(0.5))[0].curves["remove"].below
     with np.errstate(all="ignore"):
@@ -209,14 +209,14 @@ def test_random_cases_of_the_whole_range(seed):
 
 
 def test_brackets_that_are_open_where_slopes_exceed_one_claim_nothing_below():
-    """Only brackets at negative eps are closed, and delta >= 1 - e^eps there proves no more than T(u) >= u."""
+    """Where only the brackets at negative eps are narrow, `inner` returns no more than T(u) = u."""
     ratio = np.array([1e-200, 1e-100, 1.0, 1e100])
     u, t = inner(ratio, np.array([1.0, 1.0, 0.0, 0.0]), np.ones(4))
     np.testing.assert_array_equal(t, u)
 
 
 def test_a_base_whose_last_epsilon_is_not_known_is_evaluated_as_far_as_possible(monkeypatch):
-    """An epsilon of NaN became an eps at which delta was asked."""
+    """The old code evaluated delta at an eps of NaN.  `_last` returns ASKED_EPS where epsilon is NaN."""
     failed = ja.Bounds(*np.full((3, 1), np.nan), status="failed")
     monkeypatch.setattr(base_profile, "epsilon", lambda *_, **__: failed)
     assert base_profile._last(ja.Gaussian(1.0), np.array([1e-9]), "remove_one") == base_profile.ASKED_EPS

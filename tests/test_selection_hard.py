@@ -1,4 +1,4 @@
-"""Selections whose worst order is hard to find: large or fixed K, weak bases, small delta.  Each was wide once."""
+"""Selections whose worst order is hard to find: large or fixed K, weak bases, small delta.  Old brackets were wide."""
 
 import numpy as np
 import pytest

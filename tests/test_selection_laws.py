@@ -139,8 +139,8 @@ def test_generating_functions_without_implicit_promotion():
             law = jax.tree.unflatten(structure, [np.asarray(leaf) for leaf in leaves])
             value, *_ = jax.eval_shape(lambda law, y: law.generating(y), law, np.asarray(0.25))
             assert value.dtype == np.float64 and value.shape == ()
-    assert Poisson(1.0).generating(jax.numpy.asarray(0.25))[0].dtype == np.float32  # outside, JAX's default
-    assert isinstance(Poisson(1.0).generating(0.25)[0], np.float64)  # NumPy for NumPy
+    assert Poisson(1.0).generating(jax.numpy.asarray(0.25))[0].dtype == np.float32  # JAX's default, without x64
+    assert isinstance(Poisson(1.0).generating(0.25)[0], np.float64)  # a Python float gives a NumPy number
 
 
 def test_pytrees():

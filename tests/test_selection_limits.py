@@ -36,7 +36,7 @@ def ends(run, law, delta, relation="add_or_remove_one"):
 
 
 def orders(p, law):
-    """Output laws of every order of the outcomes, (orders, outcomes in their own places)."""
+    """An array (orders, outcomes): the law of the output under each order, with the outcomes in the order of `p`."""
     index = np.array(list(itertools.permutations(range(p.size))))
     back = np.argsort(index, axis=1)
     return np.take_along_axis(selection.output_law(p[index], law)[:, 1:], back, axis=1)
@@ -48,13 +48,13 @@ def test_no_order_has_a_larger_loss_and_a_fine_split_nearly_that(law):
     for p, q in (rng.dirichlet(np.full(3, 1.5), 2) for _ in range(4)):
         low, high = ends(ja.FiniteOutput(p, q), law, 0.0, "remove_one")
         top = np.argmax(p / q)
-        share = np.array([1e-6, 0.05, 0.2, 0.75 - 1e-6])  # splits of the most revealing outcome, at random
+        share = np.array([1e-6, 0.05, 0.2, 0.75 - 1e-6])  # shares of the most revealing outcome, split at random
         fine = [np.concatenate([np.delete(x, top), x[top] * share]) for x in (p, q)]
         losses = np.log(orders(fine[0], law) / orders(fine[1], law))
         # with K = 3 the rarest output has 1e-17 of the mass, so that losses are known to about 1e-8
         assert losses.max() <= high + 1e-8 and high <= low * (1 + 2e-4)
         knots = not isinstance(law, selection.Categorical) and law != selection.PointMass(3)
-        if knots:  # phi'(a + b v)/phi'(v) is monotone in v: the largest loss is at a knot, where these orders reach
+        if knots:  # phi'(a + b v)/phi'(v) is monotone in v, so the largest loss is at a knot, and an order attains it
             assert losses.max() == pytest.approx(float(high), abs=2e-5)
 
 
@@ -108,7 +108,7 @@ def test_a_symmetric_base_has_the_same_largest_loss_in_every_direction(run):
 @pytest.mark.slow
 @pytest.mark.parametrize("run", [ja.Laplace(2.0), ja.Gaussian(2.0), ja.RandomizedResponse(0.7)], ids=repr)
 def test_a_symmetric_base_leaks_alike_in_every_direction_at_the_ends_too(run):
-    """Where the limits of the profile take over from the curve: tiny delta, large eps."""
+    """At tiny delta and at large eps, limits of the profile replace the curve.  The directions agree there too."""
     chosen = selection.select(run, selection.Geometric(0.1))
     for ask, values in ((ja.epsilon, [1e-3, 1e-10, 1e-20, 1e-40]), (ja.delta, [0.5, 3.0, 8.0, 30.0])):
         both, *single = (ask(chosen, values, relation=r) for r in ("add_or_remove_one", "remove_one", "add_one"))
@@ -150,7 +150,7 @@ def test_selections_of_bounded_loss_at_tiny_delta_and_none():
 
 
 def test_of_a_law_that_is_not_known_the_knots_decide_nothing():
-    """That the ratio is monotone between knots is proved for some families; a law of a user's own is none of them."""
+    """Where the ratio is not proved monotone between knots, as for a user's own law, the bound by knots is infinite."""
 
     @register
     @dataclass(frozen=True, eq=False)

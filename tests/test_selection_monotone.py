@@ -36,7 +36,7 @@ def delta_of(mu, law, eps):
 
 
 def densities(law, mu):
-    """Both densities of the best on a fine grid, and its spacing."""
+    """The densities of the best draw, without and with the record, on a fine grid, and the spacing of the grid."""
     x = np.linspace(-12.0, 12.0 + mu, 600_001)
     found = [np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi) * evaluated(law, ndtr(-z))[1] for z in (x, x - mu)]
     return found, x[1] - x[0]
@@ -57,7 +57,7 @@ def test_delta_is_the_integral_of_the_positive_part(law):
 
 @pytest.mark.parametrize(("n", "mu", "eps"), [(1000, 4.0, 20.0), (10, 8.0, 100.0), (10, 0.2681, 1.0), (3, 1.0, 5.0)])
 def test_fixed_k_against_mpmath(n, mu, eps):
-    """For a fixed K the loss l increases: the best event is a half-line.  In cases 1 and 2 phi' leaves float64."""
+    """For a fixed K the loss increases, so the best event is a half-line.  In the first two cases phi' underflows."""
     with mpmath.workdps(40):
         cdf, shift = mpmath.ncdf, mpmath.mpf(mu)
         ratio = lambda x: (n - 1) * mpmath.log(cdf(x - shift) / cdf(x)) + shift * (x - shift / 2)

@@ -45,7 +45,7 @@ def compiled():
     ("name", "quantity"),
     [("poisson", "delta"), *((name, "epsilon") for name in LAWS)],
 )
-@pytest.mark.slow  # a law that calls JAX, below, takes the same programs
+@pytest.mark.slow  # quick runs test these programs by a law that calls JAX, below
 def test_numpy_and_xla_agree(name, quantity):
     """One program for each law and quantity serves all bases."""
     batch = LAWS[name].flattened((2,))
@@ -124,7 +124,7 @@ def test_a_class_with_another_generating_function_takes_over_no_derivative():
     @register
     @dataclass(frozen=True, eq=False)
     class Shifted(selection.TruncatedNegativeBinomial):
-        """K + 1."""
+        """The law of K + 1."""
 
         def generating(self, y):
             value, first, second = super().generating(y)

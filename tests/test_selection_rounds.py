@@ -11,7 +11,7 @@ import jaxacct as ja
 from jaxacct import selection
 
 BASE = ja.Gaussian(1.0 / 0.2680511)  # (1, 1e-5)-DP
-TABLE = {  # N, R: geometric, Poisson, fixed, all of mean N/R; selection/README.md, "Rounds"
+TABLE = {  # (N, R): epsilons for geometric, Poisson and fixed K, all of mean N/R; selection/README.md, "Rounds"
     (8, 1): (1.487, 1.793, 2.739),
     (8, 2): (2.122, 2.288, 2.989),
     (8, 4): (2.745, 2.862, 3.187),

@@ -67,7 +67,7 @@ def test_candidates():
         each = np.array([ja.delta(one, grid, relation=relation).estimate for one in both])
         np.testing.assert_allclose(getattr(worst, name), np.max(each, axis=0), rtol=1e-4)
         np.testing.assert_allclose(getattr(mixed, name), [0.25, 0.75] @ each, rtol=1e-4)
-    found = selection.bound_delta(worst, selection.Geometric(0.3), 1.0)  # a selection among them is bounded through it
+    found = selection.bound_delta(worst, selection.Geometric(0.3), 1.0)  # `worst` bounds a selection among both
     assert found.upper >= max(selection.bound_delta(one, selection.Geometric(0.3), 1.0).upper for one in both) * 0.999
 
 

@@ -1,4 +1,4 @@
-"""The table of bounds in jaxacct/selection/README.md is what the code says; run as a script this file prints it."""
+"""The table of bounds in jaxacct/selection/README.md is what the code says.  As a script this file prints it."""
 
 import pathlib
 

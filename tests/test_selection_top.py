@@ -32,7 +32,7 @@ LAWS = {
 def released(p, q, mass, top):
     """(P, Q) of what is released, for every order of the outcomes: the multiset of the best `top` of K draws.
 
-    Outcomes of equal masses change places without changing anything, so that orders that differ by these count once.
+    Of orders that differ only in the places of outcomes with equal masses, one is enough: all of them release the same.
     """
     n = p.size
     different = {tuple((p[i], q[i]) for i in np.argsort(order)): order for order in itertools.permutations(range(n))}
@@ -83,7 +83,7 @@ def test_no_order_of_a_hundred_small_bases_leaks_more():
 
 
 def test_the_answer_is_the_smaller_of_the_envelope_and_of_all_candidates():
-    """Randomised response at e^eps = 4 and 15: the envelope is B of selection/README.md, and the smaller bound is D."""
+    """At e^eps = 4 and 15 the envelope B_j of selection/README.md, "The best j", is larger than D: the answer is D."""
     run, law, eps = ja.RandomizedResponse(0.75), selection.Categorical([0.0, 0.4, 0.3, 0.2, 0.1]), np.log([4.0, 15.0])
     envelope = by_envelope("delta", run, law, 2, eps, "add_or_remove_one")
     np.testing.assert_allclose(envelope, [0.4969, 0.1547], atol=6e-5)
@@ -98,11 +98,11 @@ def test_the_answer_is_the_smaller_of_the_envelope_and_of_all_candidates():
 
 @pytest.mark.parametrize(("law", "eta"), [(selection.Geometric, 1.0), (selection.Logarithmic, 0.0)], ids=["1", "0"])
 def test_pure_dp_is_never_below_what_is_reached_and_at_most_2j_plus_eta(law, eta):
-    """With a rare part of outcome H scored just below all of L, the loss tends to (2j + eta) eps0 as gamma falls."""
+    """A rare part of outcome H is scored just below outcome L.  As gamma falls, the loss tends to (2j + eta) eps0."""
     run, unit = ja.RandomizedResponse(0.75), math.log(3.0)
     for top, gamma in ((2, 0.01), (3, 0.001)):
         found = float(ja.epsilon(selection.select(run, law(gamma), top=top), 0.0).upper) / unit
-        # j times the rare part has ratio 3^j; below it are the rest of H and no L: phi^(j) at 3/4 against 1/4
+        # j draws of the rare part have ratio 3^j; below it is only the rest of H, of P-mass 3/4 and Q-mass 1/4
         ratio = (gamma + (1.0 - gamma) * 0.75) / (gamma + (1.0 - gamma) * 0.25)
         reached = top + (eta + top) * math.log(ratio) / unit
         assert reached <= found * (1.0 + 1e-9) and found <= 2 * top + eta + 1e-9
@@ -117,13 +117,13 @@ def test_more_winners_cost_more_and_all_of_them_the_most(name):
     upper = [float(ja.epsilon(selection.select(BASE, law, top=top), 1e-5).upper) for top in (1, 2, 3)]
     whole = float(ja.epsilon(selection.select(BASE, law, candidates="adaptive"), 1e-5).upper)
     assert all(a <= b * (1.0 + 1e-9) for a, b in itertools.pairwise(upper)) and upper[-1] <= whole * (1.0 + 2e-3)
-    # j = 1 answers as before, the exact worst case
+    # j = 1 gives the exact worst case, as a selection without `top` does
     one = selection.select(BASE, law, top=1)
     assert one == selection.select(BASE, law) and ja.epsilon(one, 1e-5).kind == "certified"
 
 
 def test_one_fixed_order_of_gaussian_outputs_leaks_less():
-    """The best two of K in {2, 3} by the likelihood ratio, integrated on a grid without code of the package."""
+    """For the best two of K = 2 or 3 draws by the likelihood ratio, the exact delta, integrated, is below the bound."""
     law, eps = selection.Categorical([0.0, 0.0, 0.5, 0.5]), 2.0
     mu, x = 1.5, np.linspace(-9.0, 10.0, 1500)
     step, y = x[1] - x[0], x[:, None]
@@ -168,7 +168,7 @@ def test_it_composes_from_above():
 
 
 def test_mass_at_infinity_is_that_of_any_candidate():
-    """ApproximateDP: the secret is out if any of K says so, about 4 times p and not 6 pairs times 2 p."""
+    """Any of 4 candidates may reveal the secret of ApproximateDP: the mass at infinity is about 4 p, not 12 p."""
     run, law = ja.ApproximateDP(0.1, 1e-9), selection.PointMass(4)
     top = selection.select(run, law, top=2)
     assert 4e-9 * (1 - 1e-6) <= ja.delta(top, 5.0).upper <= 4e-9 * (1 + 1e-6)

@@ -50,7 +50,7 @@ def small_base(rng, outcomes):
 
 
 def random_law(rng):
-    """A law on 0, ..., 5, half of them without K = 0."""
+    """The probabilities of K = 0, ..., 5.  In half of the draws that of K = 0 is 0."""
     masses = rng.dirichlet(np.full(6, 0.5))
     if rng.random() < 0.5:
         masses[0] = 0.0
@@ -88,7 +88,7 @@ def above_any_order(seed, count, family, width=0.0):
     ("seed", "count"), [(1, 3), pytest.param(2, 2000, marks=pytest.mark.slow)], ids=["some", "many"]
 )
 def test_selections_of_at_most_two_are_within_their_brackets(seed, count):
-    """The old code took a row's middle for its mean where winning ends in the row: delta was up to 1e-4 too low."""
+    """In a row inside which winning ends, the old code took the middle for the mean: delta was up to 1e-4 too low."""
     rng, eps = np.random.default_rng(seed), np.array([0.0, 0.2, 0.7, 1.5, 3.0, 5.0])
     bases = [small_base(rng, 7) for _ in range(count)]
     law = selection.Binomial(2, rng.uniform(0.05, 1.0, count))
@@ -124,7 +124,7 @@ def test_brute_force_attack_and_bound_meet_on_fine_splits():
 
 
 def leak_of(score, mu, law, eps):
-    """The hockey-stick of the best of K by a score of the rank, on a fine partition of N(mu, 1) against N(0, 1)."""
+    """The hockey-stick divergence of N(mu, 1) from N(0, 1), on a fine grid, after selection by a score of the rank."""
     z = np.concatenate([[np.inf], np.linspace(9.0, -9.0, 40_001), [-np.inf]])
     p, q = (np.diff(stats.norm.sf(z, shift)) for shift in (mu, 0.0))
     order = np.argsort(score(stats.norm.sf(z)[:-1] + 0.5 * q), kind="stable")
@@ -171,7 +171,7 @@ def test_bases_asked_together_have_the_curves_that_each_has_alone(run):
 
 
 def test_a_profile_ends_at_a_delta_that_is_known_to_be_small(monkeypatch):
-    """Adding has no losses beyond -3 log(1 - q), where no engine has a narrow bracket."""
+    """Losses of the add direction end at -3 log(1 - q).  The last delta is small although no engine is narrow there."""
     monkeypatch.setattr(base_profile, "EPS_POINTS", {"contour": 16, "lattice": 16})
     profile = base_profile.bases(ja.dp_sgd(0.3, 0.01, 3), coarse=True)[0].profile
     assert profile.high[1][-1] <= 1.01 * base_profile.LAST_DELTA

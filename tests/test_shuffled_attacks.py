@@ -23,14 +23,14 @@ def test_two_batches_reach_nearly_what_all_outputs_tell(sigma, epsilon):
 
 
 def test_nothing_is_said_of_a_pass_whose_batches_are_not_known():
-    """The lower end is 0 for 1 batch, which the trainer writes for any number, or for many passes or configurations."""
+    """The lower end is 0 for 1 batch (the trainer writes 1 for any number), for many passes and many configurations."""
     for run in (shuffled(1.0, 1), ja.repeat(shuffled(1.0, 5), 10**6), shuffled(np.full(100, 1.0), 5)):
         assert np.all(ja.epsilon(run, 1e-5, relation="zero_out").lower == 0.0)
     assert np.all(ja.delta(shuffled(2.0, 50), np.linspace(0.0, 5.0, 200), relation="zero_out").lower == 0.0)
 
 
 def test_an_event_of_the_largest_output_in_closed_form():
-    """P(some output is above u) - e^eps Q(the same), the best u: Chua et al. (2024)."""
+    """The lower end reaches P(M > u) - e^eps Q(M > u), M the largest output, at the best u: Chua et al. (2024)."""
     sigma, batches, epsilon = 0.7, 20, 1.5
     u = np.linspace(0.0, 12.0, 4001)
     tail = lambda mean: -np.expm1(special.log_ndtr(u - mean) + (batches - 1) * special.log_ndtr(u))

@@ -1,6 +1,6 @@
 """Public signatures have types that an editor can use: no bare `Any`.
 
-Where no narrower type is true, an alias in `jaxacct/core/types.py` says why, such as `PyTree`.  `Any` inside another
+Where no narrower type is right, an alias in `jaxacct/core/types.py`, such as `PyTree`, says why.  `Any` inside another
 type, such as `dict[str, Any]`, is allowed.
 """
 

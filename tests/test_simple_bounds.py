@@ -39,7 +39,7 @@ def limits(mechanism, direction, *, delta=None, eps=None, thorough=True):
 
 
 def hold(mechanism, direction, truth, epsilons, slack=1e-13):
-    """Both kinds of limits contain the truth, delta(eps), which is given as a function."""
+    """Assert that the limits of epsilon and of delta, quick and thorough, contain the truth, delta = truth(eps)."""
     eps = np.array(epsilons)
     true, before = (np.array([float(truth(x)) for x in at]) for at in (eps.tolist(), (0.999 * eps).tolist()))
     some = (true > 1e-290) & (true < 1.0)
@@ -154,7 +154,7 @@ def test_repeated_randomised_response(p, categories, rate):
 
 
 def exact_of(pairs, n):
-    """As of_laws, for masses in mpmath."""
+    """delta(eps) of `n` steps as a function of eps; `pairs` are the masses (P, Q) of a step's outcomes, in mpmath."""
     items = []
     for c in itertools.product(range(n + 1), repeat=len(pairs)):
         if sum(c) == n:
@@ -166,7 +166,7 @@ def exact_of(pairs, n):
 
 
 def approximate(eps, lost):
-    """Outcomes of the pair that dominates (eps, lost)-DP, with the one where Q has no mass."""
+    """The masses (P, Q) of the outcomes of the pair that dominates (eps, lost)-DP.  In one outcome Q has no mass."""
     e = mpmath.exp(mpmath.mpf(eps))
     lost = mpmath.mpf(lost)
     rare = (1 - lost) / (1 + e)
@@ -176,7 +176,7 @@ def approximate(eps, lost):
 @pytest.mark.parametrize("lost", [1e-9, 0.01, 0.5, 0.9])
 @pytest.mark.parametrize("n", [1, 3, 8])
 def test_mass_at_infinity_bounds_no_finite_delta(lost, n):
-    """Only P's outcomes of finite loss count, and their mass is below 1: limits that took it to be 1 were false."""
+    """Only P's outcomes of finite loss count.  Their mass is below 1; the old limits took it for 1 and were false."""
     with mpmath.workdps(60):
         exact = exact_of(approximate(0.7, lost), n)
         hold(ja.repeat(ja.ApproximateDP(0.7, lost), n), "remove", exact, (0.0, 0.2, 0.7, 1.4, 2.0), 1e-12)
@@ -243,7 +243,7 @@ def test_two_sampled_steps_by_quadrature():
 
 
 def random_mechanism(rng):
-    """Anything, over the range of float64."""
+    """A composition of random mechanisms, with parameters over the range of float64."""
 
     def between(a, b):
         return float(np.exp(rng.uniform(np.log(a), np.log(b))))
@@ -330,7 +330,7 @@ def test_total_variation_of_noise_at_the_end_of_the_range():
     ],
 )
 def test_one_step_of_next_to_no_shift_is_not_without_cost(sigma, q, eps):
-    """delta = q mu/sqrt(2 pi), nearly, which was said to be below 1e-305 in the add direction."""
+    """The old delta was below 1e-305 in the add direction.  The true delta is nearly q mu/sqrt(2 pi)."""
     for removing in (True, False):
         law = (np.array([x]) for x in (sigma, q, removing))
         with np.errstate(all="ignore"):
@@ -344,7 +344,7 @@ def test_one_step_of_next_to_no_shift_is_not_without_cost(sigma, q, eps):
     ("sigma", "q", "delta"), [(0.552, 0.356334820246307, 2.8e-172), (0.00884591840227676, 0.9999999985717004, 2e-97)]
 )
 def test_one_step_up_to_its_largest_loss(sigma, q, delta):
-    """k = 1 - (1 - q) e^eps is positive also where it rounds to 0: epsilon was once too small in its last digits."""
+    """k = 1 - (1 - q) e^eps is positive even where it rounds to 0.  The old epsilon was slightly too small."""
     law = (np.array([x]) for x in (sigma, q, False))
     with np.errstate(all="ignore"):
         low, _, high = (x[0] for x in closed_form.epsilon_of_one_step(*law, np.array([delta]), np.zeros(1)))
@@ -388,7 +388,7 @@ def test_any_step_is_a_test(sigma, q, n, eps):
 
 
 def test_rare_large_losses_are_found():
-    """[.0037, .0100] was said of these 1,000 steps: the test on any one of them was missing."""
+    """The old code gave [.0037, .0100] for these 1,000 steps, because it had no test of `_any_step`."""
     run = ja.dp_sgd(0.7, 2.0557e-9, 1000)
     low, high = limits(run, "remove", delta=1e-30)
     assert 0.00995 < low <= high

@@ -45,13 +45,13 @@ def test_no_page_speaks_of_a_name_that_is_not_there():
 
 def no_figures():
     """Close what other tests of this process may have left."""
-    from matplotlib import pyplot  # takes a second: not while tests are collected
+    from matplotlib import pyplot  # takes a second, by which it would delay the collection of tests
 
     pyplot.close("all")
 
 
 def test_the_first_tutorial_runs(tmp_path):
-    """In this process; the site runs each in a process of its own."""
+    """The tutorial runs in this process; the build of the site starts a process for each tutorial."""
     no_figures()
     (tmp_path / "pictures").mkdir()
     text = tutorials.filled(TUTORIALS[0], tmp_path / "pictures")

@@ -18,7 +18,8 @@ from jaxacct.kernels.contour import split_parts
 from jaxacct.mechanisms import components
 
 HARD = [
-    # few expected hits and a heavy tail, near-atoms, tiny delta; epsilon of the lattice (to 0.1 %) or of two rungs
+    # few expected hits and a heavy tail, near-atoms, or a tiny delta
+    # each epsilon is that of the lattice (to 0.1 %), or that of two rungs of the contour
     (1.0, 1e-3, 100, 1e-5, 0.0551651048),
     (0.5, 1e-4, 1000, 1e-6, 1.1633769277),
     (0.3, 1e-3, 1000, 1e-6, 21.67795404),
@@ -55,7 +56,7 @@ def two_steps(sigma, q, direction, epsilon):
     if direction == "remove":
         density = density * np.exp(log_mix)
     rest = epsilon - loss
-    # below the support of the other step's loss delta is 1 - e^eps
+    # below the support of the other step's loss, delta is 1 - e^eps
     value = np.empty_like(rest)
     inside = rest > 1e-12
     ones = np.full(inside.sum(), 1.0)
@@ -123,7 +124,7 @@ def test_heterogeneous_compositions_agree_with_the_lattice(monkeypatch):
 
 
 def test_a_coarse_grid_proves_nothing():
-    """The Chernoff bound on a grid that misses the tilted law once lay below the truth."""
+    """On a grid that misses the tilted law, the old Chernoff bound was below the truth."""
     parts = parts_of(45.40797879608346, 8.281134105296175e-05, 26, "remove")
     answer = contour.Contour().epsilon(question(parts, np.array([1.4891937537750569e-30]), np.array([-np.inf])))
     assert answer.lower[0] <= 9.65188151e-05 and answer.upper[0] >= 9.65188102e-05

@@ -160,7 +160,7 @@ def test_an_interrupted_sweep_goes_on_with_its_other_columns(tmp_path):
 def test_a_column_that_looks_like_a_missing_input_is_refused(change, words):
     rest = {name: value for name, value in RUN.items() if name != "noise_multiplier"}
     assert words in refusal(ja.sweep, [rest | change])
-    assert len(ja.sweep([RUN | change])) == 1  # nothing is missing: it is a column of the user's own
+    assert len(ja.sweep([RUN | change])) == 1  # no input is missing, so `change` is a column of the user's own
 
 
 @pytest.mark.parametrize(

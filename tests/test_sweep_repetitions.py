@@ -1,4 +1,4 @@
-"""Private selection in a sweep: laws by name in grids and files, the rows' answers, and the journal's door."""
+"""Private selection in a sweep: laws by name in grids and files, the answers of rows, slices and interruptions."""
 
 import numpy as np
 import pytest
@@ -111,7 +111,7 @@ def test_rows_of_a_base_are_looked_at_together():
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Each selection answered at once, with a number that tells its row: the door is tested, not the kernel."""
+    """Answer each selection at once with a number that identifies its row, without a computation of the bounds."""
 
     def solved(word, some, numbers, rule, **accuracy):
         number = some["noise_multiplier"] / some["gamma"]

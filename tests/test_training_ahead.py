@@ -25,7 +25,7 @@ KEY = bytes(range(32))
 
 @pytest.fixture(autouse=True)
 def _slow_disk(monkeypatch):
-    """Every note seems to take all the time, so as many steps as allowed are noted at once."""
+    """Allow the ledger's writes hardly any of a run's time, so that each write notes as many steps as allowed."""
     monkeypatch.setattr(run_ledger, "_NOTING", 1e-9)
 
 

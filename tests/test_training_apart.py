@@ -1,7 +1,7 @@
 """Examples apart: no row's contribution moves by a bit when another row changes, or the program is refused.
 
-A contribution is what `clipped_sum` returns for a batch of which one row takes part: norms, scaling and ghost kernels
-included.
+A row's contribution is what `clipped_sum` returns where the mask selects that row alone.  Norms, scaling and ghost
+kernels are thus tested too.
 """
 
 import jax

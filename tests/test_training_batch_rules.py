@@ -43,7 +43,7 @@ def batches(trainer):
 
 
 def test_words_beyond_the_last_whole_multiple_are_drawn_again(monkeypatch):
-    """The last word that counts gives the last slot, and the next one is refused: exactly uniform."""
+    """The last word below the limit gives the last slot.  Larger words are drawn again: slots are exactly uniform."""
     answers, form = [], jax.ShapeDtypeStruct((5,), np.uint32)
     drawn = lambda words: np.array(answers.pop(0), np.uint32)
     monkeypatch.setattr(jax.random, "bits", lambda now, *_: jax.pure_callback(drawn, form, jax.random.key_data(now)))
@@ -78,7 +78,7 @@ def test_a_round_holds_every_record_once():
 
 
 def law_of_capped(size, q, cap):
-    """{subset: probability} by enumeration of all draws, and of all subsets kept of each."""
+    """{subset: probability}, by enumeration of all draws and of all subsets that may be kept of a draw."""
     law = {}
     for drawn in itertools.product((False, True), repeat=size):
         members = [i for i in range(size) if drawn[i]]
@@ -105,7 +105,7 @@ def test_a_capped_sample_has_its_law(cap):
 
 
 def test_the_first_of_a_sample_are_no_uniform_subset():
-    """What the test above would say of a sampler that keeps the first `cap` drawn."""
+    """The test above would fail for a sampler that keeps the first `cap` records drawn."""
 
     def first(k, size, q, cap):
         drawn = sampler.poisson(k, size, q)

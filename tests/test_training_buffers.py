@@ -76,7 +76,7 @@ def test_a_step_overwrites_all_that_it_is_given():
 
 @pytest.mark.parametrize("optimizer", [adam(0.1), optax.contrib.schedule_free_adamw(0.1)], ids=["adam", "two of one"])
 def test_what_callbacks_keep_stays(optimizer, monkeypatch):
-    if optimizer is not adam(0.1):  # schedule-free: parameters and state begin as one array, for any step
+    if optimizer is not adam(0.1):  # schedule-free: parameters and state begin as one array, so a fast step will do
         monkeypatch.setattr(placement, "private_step", lambda rule: moving)
     kept, looked = [], []
     first = fit(optimizer=optimizer, callbacks=[kept.append, lambda state: looked.append(state.params)])
@@ -107,7 +107,7 @@ def test_the_first_state_is_not_overwritten():
 
 
 def test_data_that_the_caller_changes_during_the_run_change_nothing():
-    """A CPU device takes an array of NumPy that begins at a multiple of 64 bytes as it is, and copies none."""
+    """On a CPU, JAX shares the memory of a NumPy array that begins at a multiple of 64 bytes, and makes no copy."""
     room = np.ones(56, np.float32)
     begin = -room.ctypes.data % 64 // 4
     data = room[begin : begin + 40].reshape(20, 2)

@@ -93,7 +93,7 @@ def goes_on(folder):
 
 
 def test_files_as_a_kill_leaves_them_lose_nothing(tmp_path):
-    """Those of step 11, copied while the run goes on; the slow test below kills processes."""
+    """The files of step 11, copied while the run goes on, are those that a kill leaves.  The slow test below kills."""
     running, left = tmp_path / "running", tmp_path / "left"
     running.mkdir()
     copy = lambda state: state.step == 11 and bool(shutil.copytree(running, left))
@@ -157,7 +157,7 @@ def test_files_are_private_while_they_are_written(tmp_path, monkeypatch):
 
 
 def test_checkpoints_that_do_not_say_what_was_spent_are_refused(tmp_path):
-    """Those of earlier versions: parameters and keys, and nothing of the plan."""
+    """Checkpoints of earlier versions hold parameters and keys, and nothing of the plan."""
     trainer, state, data = begun()
     trainer.fit(state, data, checkpoints=tmp_path, callbacks=[lambda s: s.step == 2], progress=False)
     last = max(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit())

@@ -80,7 +80,7 @@ def rows_of(name):
 
 
 def per_example(loss, params, batch):
-    """Each example's gradient by itself, one row each, in float64 once computed."""
+    """One row for each example: its gradient, converted to float64 after it is computed."""
     grads = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, batch)
     leaves = [np.asarray(g, np.float64).reshape(len(g), -1) for g in jax.tree_util.tree_leaves(grads)]
     return np.concatenate(leaves, 1)
@@ -145,7 +145,7 @@ def test_nnx_and_plain_jax_are_found_too():
 
 
 def test_products_in_every_layout():
-    """A parameter on the left, of three axes, contracted over two, and rows that repeat."""
+    """The sums are right for a parameter on the left, one with three axes, and one contracted over two axes."""
     rng = np.random.default_rng(3)
     params = [rng.normal(size=s).astype(np.float32) for s in [(4, 3), (3, 2, 5), (5, 7, 2)]]
     x = rng.normal(size=(6, 3, 8)).astype(np.float32)
@@ -175,7 +175,7 @@ def chain(depth):
     return loss
 
 
-@pytest.mark.slow  # each contribution by itself: above, and in test_training_clipping_range.py
+@pytest.mark.slow  # quick runs test single contributions: above, and in test_training_clipping_range.py
 @settings(max_examples=10, deadline=None)
 @given(
     st.just((4,)),
@@ -292,7 +292,7 @@ FORMS = [  # dimension numbers, shapes of input and kernel, and the rest
 
 @pytest.mark.parametrize(("form", "x", "kernel", "more"), FORMS, ids=["".join(form[0]) for form in FORMS])
 def test_convolutions_with_channels_last_are_the_same(form, x, kernel, more):
-    """Values and both gradients, and no convolution of another form is left, those of the gradients included."""
+    """Values and both gradients stay the same.  All convolutions, also those of the gradients, have channels last."""
     rng = np.random.default_rng(0)
     x, kernel = (rng.normal(size=shape).astype(np.float32) for shape in (x, kernel))
     settings = {"window_strides": (1,) * (x.ndim - 2), "padding": "VALID", **more}
@@ -319,7 +319,7 @@ def test_a_step_s_convolutions_are_in_the_one_form():
 
 
 def test_a_scaled_loss_normalises_gradients():
-    """training/README.md, "Models", under normalised clipping: s g below C/s, norm C above."""
+    """training/README.md, "Models": a gradient g shorter than C/s enters the sum as s g, a longer one with norm C."""
     rng = np.random.default_rng(3)
     rows = rng.normal(size=(6, 3)).astype(np.float32) * 10.0 ** np.array([[-6], [-4], [-2], [0], [2], [4]], np.float32)
     scale, norm = 1e3, 0.5

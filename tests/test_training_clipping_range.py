@@ -145,7 +145,7 @@ TWO_FACTORS = [case for case in PROGRAMS if "float32" in case.values and case.va
 
 @pytest.mark.parametrize("layer, method, dtype", TWO_FACTORS)
 def test_factors_far_apart_are_clipped_like_any_others(layer, method, dtype):
-    """x near 2^-e and dy near 2^e: the gradient, scaled down to C, and not dropped."""
+    """With x near 2^e and dy near 2^-e the gradient is clipped to norm C, and not dropped."""
     run, rng = program(layer, method, dtype), np.random.default_rng(3)
     for exponent in (-110, -70, -1, 70, 110):
         x, dy = (
@@ -175,7 +175,7 @@ def test_a_bad_row_counts_and_changes_no_other(layer, method, dtype):
         elif layer in ("embedding", "bias"):
             continue
         else:
-            x[1] = dy[1] = jnp.finfo(dy.dtype).max  # finite factors, a gradient that is not
+            x[1] = dy[1] = jnp.finfo(dy.dtype).max  # both factors are finite, but the gradient is not
         got = run((x, dy), np.ones(3, bool), np.float32(1))
         alone = run((x, dy), np.array([True, False, True]), np.float32(1))
         np.testing.assert_array_equal(got.total, alone.total)
@@ -228,7 +228,7 @@ OTHERS = [
     [(300, np.int8), (100, np.uint8), *(pytest.param(*other, marks=pytest.mark.slow) for other in OTHERS)],
 )
 def test_the_rows_of_an_embedding_by_indices_of_any_integer(index, rows):
-    """Numbers of rows that do not fit the index's dtype, and indices that no row has."""
+    """The sum is right for more rows than the index's dtype can number, and for indices that no row has."""
     form = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(0,), start_index_map=(0,))
     table = lambda w, i: jax.lax.gather(w, i[:, None], form, (1, 2), mode="fill", fill_value=0)
     loss = lambda w, e: jnp.sum(table(w, e[0]) * e[1])

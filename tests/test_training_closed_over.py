@@ -98,7 +98,7 @@ def test_ordinary_constants_are_none(name):
 
 
 def contrastive(others):
-    """In-batch negatives, with the batch in the closure."""
+    """A contrastive loss that closes over the batch `others`, for its in-batch negatives."""
     return lambda w, x: optax.softmax_cross_entropy_with_integer_labels(jnp.asarray(others) @ (w * x), 0)
 
 

@@ -161,7 +161,8 @@ def test_tree_aggregation_trains(restarts):
     assert np.mean(sums**2, axis=1) == pytest.approx(plan.noise.squared_errors(), rel=6.5 * np.sqrt(2 / WIDTH))
 
 
-@pytest.mark.parametrize("source", [False, pytest.param(True, marks=pytest.mark.slow)])  # test_training_sources.py
+# quick runs test sources in test_training_sources.py only
+@pytest.mark.parametrize("source", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_order_is_kept_for_all_passes(source):
     data, plan = np.eye(10, WIDTH, dtype=np.float32), in_order(strategies.Banded(4), sigma=1e-4)
     drawn = batches(plan, data)
@@ -239,7 +240,7 @@ def test_steps_of_two_dtypes_are_traced_under_x64(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["float64", "bfloat16"])
 def test_noise_of_other_models_is_that_of_the_matrix(kind):
-    """Weights, or adapters, of two dtypes in micro-batches of 3 of 24 records: C W is independent noise in each."""
+    """With weights or adapters of two dtypes and micro-batches of 3 records, C W is independent noise in each array."""
     with jax.enable_x64(kind == "float64"):
         first = {name: np.ones((60, 70), name) for name in ("float32", kind)}
         first = first if kind == "float64" else lora(first, rank=40, where=lambda path: True)
@@ -269,7 +270,8 @@ def batches(plan, data, **more):
     return np.round(-np.diff(seen, axis=0)).astype(int)
 
 
-@pytest.mark.parametrize("source", [False, pytest.param(True, marks=pytest.mark.slow)])  # test_training_sources.py
+# quick runs test sources in test_training_sources.py only
+@pytest.mark.parametrize("source", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_each_record_stays_in_its_group(source):
     """At rate 1 a record is in one step of each pass, always at the same place; at rate 1/2 in half of them."""
     size = 24
@@ -512,7 +514,7 @@ def test_every_pattern_of_draws_is_within_a_record_of_the_claim():
     assert all(a // 4 != b // 4 for a, b in itertools.combinations(steps, 2))
 
 
-# What would make the next steps tell more of the earlier ones than is counted
+# Changes after which later steps would tell more about earlier steps than is counted
 
 SHARED = strategies.Toeplitz((0.6, 0.8))
 
@@ -555,7 +557,7 @@ def test_noise_that_falls_under_another_plan_counts(tmp_path, still_steps):
     ids=["columns", "tree", "matrix", "independent", "rate", "groups"],
 )
 def test_what_must_stay_is_asked_alike_everywhere(fact, before, after, tmp_path, still_steps):
-    """The plan, the ledger of a loop of one's own, and trainers with and without a ledger."""
+    """The plan, the ledger of a user's own loop, and trainers with and without a ledger refuse in the same words."""
     other, path = after(before.noise), tmp_path / "run.jsonl"
     noted = trainer_of(before)
     state = noted.fit(
@@ -588,7 +590,7 @@ def test_what_must_stay_is_asked_alike_everywhere(fact, before, after, tmp_path,
     ],
 )
 def test_what_does_not_follow_costs_alike_everywhere(steps, sigmas, alone):
-    """Ledger, stop rule, and the history of a run without a ledger; with independent noise nothing is added."""
+    """The ledger, the stop rule and a run's history add the same Gaussians, and none where the noise is independent."""
     gaussians = lambda counts: sum(number for release, number in counts.items() if release.sampling_probability == 1.0)
     for noise, expected in ((SHARED, alone), (None, 0)):
         spent, ahead_of, stretches = Spent(shared=0 if noise else None), 0, []
@@ -686,7 +688,7 @@ def test_a_step_noted_again_counts_as_a_gaussian_in_whichever_pass(tmp_path):
 
 
 def test_a_pass_takes_only_steps_of_its_own_rule(tmp_path):
-    """A step of groups under the label of a pass of fixed batches, or of a round, is in neither."""
+    """A step of groups does not join a pass of fixed batches, or a round, that has the same label."""
     more = {"target_delta": 1e-5, "dataset_size": 24, "noise_multiplier": 2.0, "steps": 16}
     fixed = Plan(**more, sampling="fixed_batches", batch_size=6)
     rounds = Plan(**more, sampling="random_allocation", slots=4)
@@ -705,8 +707,8 @@ def test_a_pass_takes_only_steps_of_its_own_rule(tmp_path):
 def test_a_ledger_counts_all_that_branches_of_a_run_tell(seed):
     """Brute force: runs resumed from earlier states, whose noise falls and rises, at rate 1 - 1e-9 and rate .1.
 
-    An entry is (step, entry that it follows, noise multiplier).  A record adds columns of C to the rows of all entries
-    that follow its own on the same branch.  The stop rule must expect what is counted.
+    An entry is (step, entry that it follows, noise multiplier).  A record in an entry moves, by a column of C,
+    this entry and the later ones on each of its branches.  The stop rule must expect at least what is counted.
     """
     rng = np.random.default_rng(seed)
     for rate, begins in ((1.0 - 1e-9, 0), (0.1, 0), (1.0 - 1e-9, None)):
@@ -741,7 +743,7 @@ def test_a_ledger_counts_all_that_branches_of_a_run_tell(seed):
             for group in range(groups):
                 own = [place for place, (step, *_) in enumerate(entries) if step % groups == group]
                 assert np.sum(rows[:, own].sum(1) ** 2) <= held * (1 + 1e-9)
-                # what a step adds to rows beyond its first branch is counted as Gaussians: sampling cannot hide it
+                # what a step adds to the rows of further branches is counted as Gaussians without sampling
                 for place in own:
                     beyond = np.sum(rows[:, place] ** 2) - entries[place][2] ** -2.0
                     assert beyond <= gaussians(spent.releases) * (1 + 1e-9) + 1e-9
@@ -759,7 +761,7 @@ def test_tunings_side_by_side_refuse_noise_that_is_relative_to_a_matrix(sampling
 
 @pytest.mark.parametrize("steps", [60, 3000])
 def test_noise_that_grows_from_step_to_step_is_refused(steps):
-    """Its rows double, or overflow: what float32 leaves of the sums is no Gaussian."""
+    """The rows of C^-1 grow until float32 rounds the noise away or overflows: what is released is no Gaussian."""
     for column in ((3.0, 4.0), (1.0, -2.0)):
         for noise in (
             strategies.Toeplitz(column),

@@ -146,12 +146,12 @@ def test_a_run_that_ends_early_claims_its_plan_everywhere(path, capsys, tmp_path
     assert np.array_equal(again.params, state.params)
     later = dataclasses.replace(state, stopped="finished")
     assert "has ended this run after step" in refusal(lambda: fit(path=path, state=later))
-    lone = trainer_of(steps=8)  # a run of its own gets only what is left: nothing
+    lone = trainer_of(steps=8)  # another run gets what is left of the budget, which is nothing
     assert "none of" in refusal(lambda: fit(lone, path, lone.init(np.zeros(2, np.float32))))
 
 
 def test_the_claim_includes_the_answers_before_the_run_ends(path):
-    """Without a ledger, with one, in a log, and after a budget's end: steps and answers, no more and no less."""
+    """With and without a ledger, the claim is exactly that of the steps and the answers.  A log claims no less."""
     found, records = [], []
     watch = lambda state: found.append(float(state.epsilon.upper)) or state.step >= 6
     rule = EarlyStop(0.5, every=4, patience=5)
@@ -207,7 +207,7 @@ def test_a_resumed_run_ends_at_the_same_step(tmp_path, with_ledger):
 
 
 def test_a_process_killed_while_it_ends_leaves_no_smaller_claim(tmp_path, monkeypatch):
-    """Before the last checkpoint is written, and behind it."""
+    """A kill before or after the last checkpoint is written leaves the claim of the whole plan."""
     path, folder, real = tmp_path / "run.jsonl", tmp_path / "folder", Store.save
     whole = pytest.approx(float(plan_of().epsilon.upper), rel=1e-6)
 
@@ -279,7 +279,7 @@ def test_answers_have_the_stated_law():
 
 
 def test_noise_is_that_of_the_question():
-    """The same question of the same step has the same answer; the threshold is one for the run."""
+    """The same question of the same step has the same answer.  A run has one noisy threshold for all its questions."""
     rng = random.Random(6)
     rule, key, chain = EarlyStop(1.0, every=1, patience=1), bits(rng), bits(rng)
     ask = lambda rise, chain: rule.ends([0, rise], key, chain)
@@ -321,10 +321,10 @@ def refuted(one, other, epsilon, delta, events):
 
 @pytest.mark.slow
 def test_no_false_claim_in_two_thousand_runs():
-    """Neighbours whose record is in the training data and in the validation data, where it moves every answer most."""
+    """No event refutes the claim for neighbours whose record is in the training data and in the validation data."""
     rule, steps, noise, delta = EarlyStop(4.0, every=1, patience=1), 6, 30.0, 1e-3
     without = [UNITS * k for k in (10, 13, 16, 16, 16, 16, 16)]
-    with_it = [score + UNITS * (step > 2) for step, score in enumerate(without)]  # it is right from step 3 on
+    with_it = [score + UNITS * (step > 2) for step, score in enumerate(without)]  # the record scores from step 3 on
     one, other = runs(rule, with_it, 1.0, noise, steps, 2000, 1), runs(rule, without, 0.0, noise, steps, 2000, 2)
     events = [lambda run, at=at, c=c: run[0] == at and run[1] > c for at in range(1, steps + 1) for c in (-999, 3)]
     events += [lambda run, at=at: run[0] <= at for at in range(1, steps)]
@@ -333,7 +333,7 @@ def test_no_false_claim_in_two_thousand_runs():
     # the same events refute what the steps alone would claim
     taken = float(ja.epsilon(ja.repeat(ja.Gaussian(noise), steps), delta).upper)
     assert refuted(one, other, taken, delta, events) > 0
-    # and the claim of a rule that draws a tenth of its noise
+    # the events also refute a rule's claim for runs with a tenth of that rule's noise
     loud, quiet = EarlyStop(15.0, every=1, patience=1), EarlyStop(1.5, every=1, patience=1)
     one, other = runs(loud, with_it, 1.0, noise, steps, 2000, 3), runs(loud, without, 0.0, noise, steps, 2000, 4)
     claimed = Plan(None, delta, 20, 1.0, noise_multiplier=noise, steps=steps, early_stop=quiet).epsilon.upper

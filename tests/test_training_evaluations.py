@@ -1,4 +1,4 @@
-"""Evaluations on public data: they change nothing of a run, cost nothing at its end, and count as looks before it."""
+"""Evaluations on public data change nothing of a run, cost nothing at its end, and count as looks before its end."""
 
 import json
 
@@ -41,7 +41,7 @@ def test_values_are_those_of_the_parameters_and_nothing_else_changes(tmp_path):
     for step, value in state.evaluations:
         params = kept[step][0]
         assert value == {"mean": pytest.approx(params.sum(), rel=1e-5), "first": float(params[0])}
-        assert kept[step][1][-1] == (step, value)  # a callback of the same step has it
+        assert kept[step][1][-1] == (step, value)  # a callback of the same step gets this value
     records = [json.loads(line) for line in log.read_text().splitlines()]
     found = [(record["step"], record["value"]) for record in records if record["event"] == "evaluation"]
     assert found == [tuple(each) for each in state.evaluations]
