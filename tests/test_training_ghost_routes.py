@@ -1,4 +1,4 @@
-"""Every route from a parameter to its products is followed: norms against float64, contributions against C."""
+"""On every route from a parameter to its products, norms agree with float64 and no contribution exceeds C."""
 
 import functools
 
@@ -17,7 +17,7 @@ K, M, T, LAYERS, BATCH = 6, 6, 3, 3, 4
 
 
 def recurrent(p, x, dtype):
-    """One kernel in every run of a loop, and one outside as well."""
+    """The same kernel is used in every run of a loop, and once more after the loop."""
     step = lambda h, row: (jnp.tanh(h @ p["w"].astype(dtype) + row), h)
     last, states = jax.lax.scan(step, jnp.zeros(K, dtype), x)
     return states @ p["w"].astype(dtype) + last
@@ -108,7 +108,7 @@ def only(route, p):
 
 
 def in_float64(route, p, batch):
-    """Per-example gradients, a list of arrays, all operations in float64."""
+    """The per-example gradients as a list of arrays, computed in float64 throughout."""
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda a: a.astype(np.float64), (p, batch))
         grads = jax.jit(jax.vmap(jax.grad(loss_of(route, jnp.float64)), (None, 0)))(*wide)
@@ -141,7 +141,7 @@ QUICK = "loop of checkpoints"
 
 @pytest.mark.parametrize("route", [r if r == QUICK else pytest.param(r, marks=pytest.mark.slow) for r in ROUTES])
 def test_sums_and_norms_against_float64(route):
-    """Unclipped, the gradients add up.  Clipped to C, a third of its norm, each contribution has norm 0.99 C to C."""
+    """Sums and norms agree with float64.  An example clipped to C, a third of its norm, has norm 0.99 C to C."""
     p, batch = given_to(np.random.default_rng(1))
     p = only(route, p)
     expected = in_float64(route, p, batch)
@@ -181,7 +181,7 @@ NARROW = ("float32", -140), ("float16", -20)
 
 
 def opposite(w, e):
-    """A kernel used twice, the second use with minus a share of the first one's cotangents."""
+    """The difference of two uses of one kernel; the second use's gradient is `e[2]` times that of the first use."""
     return jnp.sum((e[0] @ w) * e[1]) - e[2] * jnp.sum((w.T @ e[0].T) * e[1].T)
 
 
@@ -259,7 +259,7 @@ def of_products():
     "rows, left", [(300, 0.0), (300, 1e-7), (300, 1e-5), (300, 1e-3), pytest.param(64, 1e-7, marks=pytest.mark.slow)]
 )
 def test_many_rows_that_cancel(rows, left):
-    """Rows alike, their cotangents of both signs: the gradient is a small share of sum_t |x_t| |dy_t|."""
+    """Rows are nearly equal and cotangents have both signs, so the gradient is far smaller than sum_t |x_t| |dy_t|."""
     rng = np.random.default_rng(6)
     x = rng.normal(size=(2, 1, 70)) + 1e-3 * rng.normal(size=(2, rows, 70))
     dy = rng.normal(size=(2, 1, 40)) * np.where(np.arange(rows) % 2, 1, -1)[:, None] + left * rng.normal(

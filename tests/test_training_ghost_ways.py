@@ -82,7 +82,7 @@ class Layer(nn.Module):
 
 
 class Stacked(nn.Module):
-    """bfloat16, checkpoints in a loop over layers, and one table for the embedding and the logits."""
+    """A model in bfloat16 with checkpoints in a loop over layers and one table for the embedding and the logits."""
 
     @nn.compact
     def __call__(self, tokens):

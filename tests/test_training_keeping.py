@@ -1,4 +1,4 @@
-"""What is kept of a run: checkpoints by the names of arrays, states without their key, full disks, memory maps."""
+"""Checkpoints name their arrays and survive a full disk, no state shows its key, and memory maps are not copied."""
 
 import copy
 import dataclasses
@@ -99,7 +99,7 @@ def test_a_checkpoint_without_names_is_read_where_its_arrays_are_those_it_was_se
 
 
 def texts_of(state):
-    """Everything that is usually written of a state."""
+    """The bytes of every usual way to write down a state."""
     yield pickle.dumps(state)
     yield from (pickle.dumps(state, protocol) for protocol in range(6))
     yield pickle.dumps(dataclasses.asdict(state))

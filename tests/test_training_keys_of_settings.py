@@ -1,4 +1,4 @@
-"""Steps of the same state under other settings: each has noise and batches of its own, or the ledger counts both."""
+"""Two steps from one state under different settings differ in noise and batches, or the ledger counts both steps."""
 
 import numpy as np
 import pytest
@@ -15,9 +15,9 @@ OF_ROUNDS = {"sampling": "random_allocation", "slots": 1}
 
 @pytest.mark.parametrize("sampling", [{"sampling_probability": 1.0}, pytest.param(OF_ROUNDS, marks=pytest.mark.slow)])
 def test_another_noise_on_the_count_of_clipped_gradients_has_keys_of_its_own(tmp_path, sampling):
-    """With one key the two noisy sums would differ only in the scale of one noise, and so reveal the noise and the sum.
+    """With one key, the two noisy sums would have the same noise at two scales, and so reveal the noise and the sum.
 
-    The test's step moves the parameters by its key.
+    In this test a step moves the parameters by an amount that depends on the step's key.
     """
     plan = Plan(target_delta=DELTA, dataset_size=8, noise_multiplier=1.0, steps=1, **sampling)
     clips = [AdaptiveClip(1.0, count_noise=noise) for noise in (5.0, 0.6)]
@@ -29,10 +29,10 @@ def test_another_noise_on_the_count_of_clipped_gradients_has_keys_of_its_own(tmp
 
 
 def test_a_pass_of_fixed_batches_that_begins_elsewhere_is_cut_anew(tmp_path, still_steps):
-    """From one state: steps 2 to 5 are a pass in one plan, and steps 2 to 4 the end of a pass in the other.
+    """Two plans go on from step 2: one begins a pass there, and the other is within a pass that began at step 1.
 
-    With one cut of the data a record could be in step 3 of one plan and step 2 of the other, which the ledger takes
-    to be disjoint.
+    If both passes cut the data alike, a record could be in step 3 of one plan and in step 2 of the other.  The ledger
+    takes these two steps to be disjoint.
     """
     given = {"target_delta": DELTA, "dataset_size": 8, "noise_multiplier": 1.0, "sampling": "fixed_batches"}
     plans = [Plan(**given, batch_schedule=[(until, 4), (None, 2)], steps=6) for until in (2, 1)]

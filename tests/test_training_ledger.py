@@ -58,7 +58,8 @@ def test_a_heterogeneous_run_against_dp_accounting(path):
     accountant = peer.PLDAccountant(value_discretization_interval=1e-3)
     for sigma, q, count in ((3.0, 0.2, 25), (4.0, 0.3, 30)):
         accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(q, GaussianDpEvent(sigma)), count))
-    assert found.kind == "certified" and 0.0 <= accountant.get_epsilon(DELTA) - found.upper <= 1e-4  # it rounds up
+    # dp_accounting rounds up
+    assert found.kind == "certified" and 0.0 <= accountant.get_epsilon(DELTA) - found.upper <= 1e-4
 
 
 def test_other_mechanisms_compose_with_the_steps(path):
@@ -86,7 +87,7 @@ def test_a_partition_costs_its_dearest_step(tmp_path_factory, data):
         for step, partition, noise, key in entries:
             note(ledger, step, key=str(key), noise=noise, rate=0.1, partition=partition)
         counted = mu2(ledger)
-    costs = defaultdict(float)  # of each partition, a record is in all entries of one step
+    costs = defaultdict(float)  # a record is in one step of each partition, in all entries of that step
     for step, partition, noise, _ in set(entries):
         costs[partition, step] += noise**-2
     worst = sum(max((c for (p, _), c in costs.items() if p == label), default=0.0) for label in "ab")
@@ -94,7 +95,7 @@ def test_a_partition_costs_its_dearest_step(tmp_path_factory, data):
 
 
 def test_a_step_of_sampled_groups_is_not_outweighed_by_several_with_more_noise(path):
-    """No sum of 1/sigma^2 orders sampled Gaussians: at rate 1 % two of noise 1.3 cost less than one of noise 1."""
+    """1/sigma^2 does not order sampled Gaussians: at rate 1 %, two with noise 1.3 cost less than one with noise 1."""
     plan = Plan(
         target_delta=DELTA, dataset_size=2000, sampling="cyclic_poisson", sampling_probability=0.01, groups=4, steps=4,
         noise=strategies.Identity(), noise_multiplier=1.0, noise_schedule=[(1, 1.0), (None, 1.3)],
@@ -157,8 +158,9 @@ STATED = {
 @pytest.mark.parametrize("each", EXAMPLES, ids=lambda each: type(each).__name__)
 def test_what_serves_every_relation_costs_more_where_a_record_is_replaced(each):
     """A guarantee stated for one relation gives the same epsilon under all relations."""
+    # the first is local, the second is refused under replacement, and a part of the third is a stated guarantee
     if isinstance(each, ja.RandomizedResponse | ja.MixtureOfGaussians | ja.ProposeTestRelease):
-        return  # in this order: local; refused under replacement; in part a stated guarantee
+        return
     moved, replaced = (ja.epsilon(each, DELTA, relation=r).upper for r in ("add_or_remove_one", "replace_one"))
     assert each.of_every_relation() == bool(replaced > moved)
 
@@ -171,7 +173,7 @@ def test_bins_that_share_noise_serve_every_relation():
 
 @pytest.mark.parametrize("stated", STATED.values(), ids=STATED)
 def test_a_guarantee_stated_for_one_relation_is_none_for_another(path, stated):
-    """A replaced record may cost twice as much; the pair of such a guarantee is the same for all relations."""
+    """A stated guarantee is refused under other relations, because a replaced record may cost twice as much."""
     with Ledger.create(path, PLAN) as ledger:
         note(ledger, 0)
         ledger.spend(stated)

@@ -79,7 +79,7 @@ def places(node, before=()):
 
 
 def rows():
-    """The fields that the table names, as kind.field; `run` alone is one of a `run` line, `check` one of every line."""
+    """The fields that the table names, as kind.field; `run` stands for `run.run`, and `check` for that of all kinds."""
     text = TABLE.read_text(encoding="utf-8")
     table = text[text.index("| fact | where |") : text.index("**Never too little.**")]
     cells = [line.split("|")[2] for line in table.splitlines()[2:] if line.startswith("|")]
@@ -119,7 +119,7 @@ def test_no_claim_is_smaller_without_a_fact(path, kind):
 
 @pytest.mark.parametrize("kind", LEDGERS)
 def test_a_line_less_is_refused(path, kind):
-    """A ledger without its last line reads as an earlier state of the ledger; only a mark has it refused."""
+    """A ledger without its last line looks like an earlier state of the ledger, and is refused only against a mark."""
     LEDGERS[kind](path)
     lines = path.read_bytes().splitlines(keepends=True)
     mark = Ledger.read(path).mark()

@@ -103,7 +103,7 @@ def test_a_ledger_that_could_not_be_begun_is_not_there(path, monkeypatch, error,
 
 
 def test_no_ledger_takes_the_place_of_another(path, monkeypatch):
-    """Not even of one that was created meanwhile, nor where the file system has no hard links."""
+    """A file that was created meanwhile is not replaced either, with hard links or without."""
     real = os.link
 
     def meanwhile(old, new):
@@ -184,7 +184,7 @@ def test_a_last_line_cut_off_anywhere_counts_at_its_worst(path):
     start = whole[:-1].rindex(b"\n") + 1
     for end in range(start + 1, len(whole)):
         path.write_bytes(whole[:end])
-        worst = 0.01 + 2 / 16 if end < len(whole) - 1 else 0.02 + 1 / 16  # lacks only its newline: counts
+        worst = 0.01 + 2 / 16 if end < len(whole) - 1 else 0.02 + 1 / 16  # a line that lacks only its newline is whole
         assert mu2(Ledger.read(path)) == pytest.approx(worst), end
         if end % 8 == 0 or end > len(whole) - 3:
             with Ledger.open(path) as ledger:  # mends the file, and goes on

@@ -1,4 +1,4 @@
-"""Opening mends a cut-off line; if a kill or full disk stops it, the step still counts.  Other files are refused."""
+"""Opening a ledger mends a cut-off line; its step counts even if the mending stops.  Non-ledgers are refused."""
 
 import os
 import resource
@@ -21,7 +21,7 @@ from jaxacct.training.ledger.ledger import LedgerFile
 from jaxacct.training.step.step_mechanisms import Release
 
 WORST = 0.01 + 2 / 16
-"""Sum of 1/sigma^2 where the last step of `written` is cut off: at the least noise of its run."""
+"""Sum of 1/sigma^2 if the last step of `written` is cut off: this step counts at the least noise of its run."""
 
 
 def test_a_kill_anywhere_in_the_mending_forgets_no_step(tmp_path):
@@ -62,7 +62,7 @@ def test_a_kill_anywhere_in_the_mending_forgets_no_step(tmp_path):
 
 @pytest.mark.parametrize("room", [0, 1, 100, 700])
 def test_a_full_disk_leaves_the_torn_line(path, room):
-    """As `ulimit -f` has it: what is written beyond the limit fails, at whatever byte."""
+    """A limit on the size of files, such as `ulimit -f` sets, makes a write fail at the first byte beyond the limit."""
     whole = written(path)
     torn = whole[:-20]
     path.write_bytes(torn)
@@ -177,7 +177,7 @@ def test_pipes_folders_devices_and_other_files_are_refused_at_once(tmp_path, cap
 
 
 def test_many_releases_that_differ_are_bracketed(path, monkeypatch):
-    """Against the closed form: each is a Gaussian at rate 1, so that 1/sigma^2 adds up."""
+    """Each release is a Gaussian at rate 1, so that the sum of 1/sigma^2 gives the exact epsilon."""
     monkeypatch.setattr(contents, "MANY_RELEASES", 60)
     spent, noise = Spent(), 12.0 + np.arange(300) * 0.02
     spent.releases.update({Release("poisson", float(sigma), 1.0): 1 for sigma in noise})
@@ -217,7 +217,7 @@ def small(steps=8):
 
 
 def test_the_same_script_run_twice_is_refused(path):
-    """As the README's: no checkpoints, and a first state with a key of its own."""
+    """As in the README, the script keeps no checkpoints, and each run's first state has a new key."""
     trainer, data = small()
     trainer.fit(trainer.init(np.zeros(2, np.float32)), data, ledger=path, progress=False)
     before = path.read_bytes()
@@ -253,7 +253,7 @@ def test_going_on_says_nothing(path, tmp_path):
 
 
 def test_the_same_first_state_without_room_is_refused(path):
-    """Its run is in the ledger, with other data: no step of it fits, and its first parameters are no answer."""
+    """The state's run is in the ledger with other data.  No step fits, and `fit` does not return the first state."""
     trainer, data = small()
     first = trainer.init(np.zeros(2, np.float32))
     trainer.fit(first, data, ledger=path, progress=False)

@@ -20,14 +20,14 @@ from jaxacct.training.step.counts_and_losses import PrivateLoss
 
 
 def start():
-    """(trainer, first state, data) of a small run with a target, whose steps move by their keys."""
+    """(trainer, first state, data) of a small run with a target; a step moves the parameters by its key."""
     plan = Plan(target_epsilon=4.0, target_delta=1e-5, dataset_size=30, sampling_probability=1.0, steps=40)
     trainer = still_trainer(plan, step=keyed)
     return trainer, trainer.init(np.zeros(3, np.float32), KEY), np.zeros((30, 3), np.float32)
 
 
 def run(log=None, **more):
-    """(last state, log) of the small run with a target."""
+    """The last state of the small run with a target."""
     trainer, state, data = start()
     return trainer.fit(state, data, log=log, progress=False, **more)
 
@@ -49,7 +49,7 @@ def steps(records):
 
 
 def test_what_is_seen_of_a_batch():
-    """Against sums over the data: everybody takes part, one gradient is not finite, and some are clipped."""
+    """A record's numbers agree with sums over the data, also if one gradient is not finite and some are clipped."""
     data = np.array([[0.5, 0.0], [3.0, 4.0], [0.0, -2.0], [np.nan, 1.0]], np.float32)
     kept, norms, records, before = data[:3], [0.5, 5.0, 2.0], [], []
     trainer = Trainer(
@@ -115,7 +115,7 @@ def test_a_file_of_json_lines(tmp_path):
 
 
 def test_a_run_that_is_interrupted_and_resumed(tmp_path):
-    """Interrupted at step 10, resumed from the checkpoint of step 7, with a last line that was cut off."""
+    """A run is interrupted at step 10, its log's last line is cut off, and it resumes from the checkpoint of step 7."""
     path, place = tmp_path / "log.jsonl", tmp_path / "checkpoints"
 
     def interrupt(state):
@@ -213,11 +213,11 @@ def test_the_path_of_the_ledger_is_refused(tmp_path, given):
     assert path.exists() == (given == "open")
 
 
-# It changes nothing
+# The log changes nothing of its run
 
 
 def test_what_the_function_does_changes_nothing(capsys):
-    """It returns something true, spoils its record, or raises: every step is taken, to the last bit."""
+    """If the function returns something true, empties its record or raises, all steps are taken as without a log."""
     calls = []
 
     def spoil(record):
@@ -236,7 +236,7 @@ def test_what_the_function_does_changes_nothing(capsys):
         assert np.array_equal(state.params, wanted.params) and state.epsilon.upper == wanted.epsilon.upper
     assert len(calls) == 1
     told = "jaxacct: log raised RuntimeError: step 1 and more; training goes on without it\n"
-    said = capsys.readouterr().err.replace("\r", "")  # in the place of a bar, if it took long enough for one
+    said = capsys.readouterr().err.replace("\r", "")  # "\r" comes first if the line replaces an open bar
     assert " ".join(said.split()) == told.strip()
 
 
@@ -256,7 +256,7 @@ def test_a_full_disk_ends_the_log_alone(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("place", ["look", "number", "line"])
 @pytest.mark.parametrize("at", [2, 9])
 def test_an_interrupt_within_the_log_loses_no_line(tmp_path, monkeypatch, place, at):
-    """Wherever it comes: the file has each step that was taken once."""
+    """Wherever the interrupt comes, each step that was taken is in the file, and is there only once."""
     where = {
         "look": (run_log.RunLog, "_tell"),
         "number": (run_log, "numbers_of"),

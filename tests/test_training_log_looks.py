@@ -50,7 +50,7 @@ def of_plan(plan, end, first=0):
 
 @pytest.fixture
 def at_once(monkeypatch):
-    """What is there is told at every look."""
+    """Let each look tell all steps that are done."""
     monkeypatch.setattr(run_log, "PAUSE_SECONDS", 0.0)
 
 
@@ -90,7 +90,7 @@ def wait_for_table(log):
 
 
 def test_the_host_does_not_run_away(followed_run):
-    """With many steps under way it waits for the oldest: a device that is behind is followed, too."""
+    """If too many steps are under way, a look waits for the oldest step, so that a slow device is followed too."""
     log, told = followed_run
     for step in range(1, 31):
         log.look(step, observed(), of_plan(PLAN, step))
@@ -100,7 +100,7 @@ def test_the_host_does_not_run_away(followed_run):
 
 
 def test_what_is_there_is_told_together(monkeypatch, followed_run):
-    """Once a second, or as soon as many are held; and whatever is left at the end."""
+    """Records are told once a second, or as soon as many are held; those still held at the end are told then."""
     log, told = followed_run
     clock = [0.0]
     monkeypatch.setattr(run_log, "PAUSE_SECONDS", 1.0)
@@ -207,7 +207,7 @@ def test_records_wait_for_the_table_and_not_for_ever(monkeypatch, at_once):
 
 
 def upper(found, step, stretches=()):
-    """What a log tells after so many steps, its table waited for."""
+    """The upper epsilon that a log tells after `step` steps, once its table is computed."""
     point = found.point(step, stretches)
     if point is not None:
         point.table.wait(60)
@@ -223,7 +223,7 @@ def test_a_run_by_itself():
 
 
 def test_a_run_under_two_plans():
-    """Recalibrated: the new plan holds the steps of the old one.  Another plan: both count."""
+    """A recalibrated plan includes the old plan's steps and counts alone.  With any other plan, both plans count."""
     plan = Plan(target_epsilon=1.0, **FULL, steps=20)
     longer = plan.recalibrate(10, steps=30)
     before = of_plan(plan, 10)
@@ -237,7 +237,7 @@ def test_a_run_under_two_plans():
 
 
 def test_a_ledger_that_holds_more(path):
-    """Another run, and a query: they are in what is told.  What is noted later is in no table, and nothing is told."""
+    """Epsilon covers a run and a query from before the log.  After a later query, no epsilon is told."""
     with Ledger.create(path, PLAN, run="other") as ledger:
         for step in range(40):
             note(ledger, step)
@@ -257,7 +257,7 @@ def test_a_ledger_that_holds_more(path):
 
 
 def test_a_ledger_that_is_ahead_of_the_run(path):
-    """Resumed from step 5, with 8 in the ledger: the steps that come again count already, and only once."""
+    """A run is resumed from step 5 with 8 steps in its ledger: epsilon covers all 8 at once, and counts each once."""
     with Ledger.create(path, PLAN, run="this") as ledger:
         for step in range(8):
             note(ledger, step)
@@ -283,13 +283,13 @@ def test_a_step_that_is_repeated_otherwise_counts(path):
 
 @pytest.mark.parametrize("told", [{}, {"target_epsilon": 1.0}])
 def test_steps_that_a_filter_accounts_for(told):
-    """What a plan with a Renyi filter promises, from the first step on."""
+    """For a plan with a Renyi filter, a log tells the whole plan's epsilon from the first step on."""
     plan = Plan(**FULL, **told, steps=20, **({} if told else {"noise_multiplier": 20.0}), data_dependent=True)
     assert upper(EpsilonSoFar(plan, 0, (), None), 1, of_plan(plan, 1)) == pytest.approx(float(plan.epsilon.upper))
 
 
 def test_a_run_of_a_tuning(path):
-    """One of K runs: the ledger's other runs are in the law of K, and the plan's target is not the run's."""
+    """The log of one of K runs counts that run alone; the law of K covers the others, and the target is for all K."""
     from jaxacct import selection
 
     plan = Plan(target_epsilon=3.0, **FULL, steps=10, repetitions=selection.Geometric(0.5))

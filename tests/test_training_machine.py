@@ -50,7 +50,7 @@ def test_libraries_and_processors_are_part_of_it(monkeypatch):
 
 
 def test_a_program_that_may_come_out_otherwise_never_repeats_a_key(monkeypatch):
-    """Calls of the host, and devices that add in any order."""
+    """A program repeats no key if it calls the host or if its device may add in any order."""
 
     def outside(x):
         return jnp.sum(jax.pure_callback(np.asarray, jax.ShapeDtypeStruct((3,), np.float32), x))

@@ -33,7 +33,7 @@ def four_devices(tmp_path_factory):
 
 def test_noise_is_the_same_wherever_it_is_drawn_and_nothing_crosses_devices(four_devices):
     for crossing, share, off in four_devices[0]:
-        assert crossing == [] and share <= 0.5 and off <= 1e-6  # share: scratch memory, against one device
+        assert crossing == [] and share <= 0.5 and off <= 1e-6  # share: scratch memory relative to one device's
 
 
 def test_a_mesh_of_one_device_trains():
@@ -81,7 +81,7 @@ def test_specs_that_do_not_fit_the_parameters_are_refused():
 
 
 def test_messages_between_processes(monkeypatch):
-    """Of any length; what the first one refuses is refused by all."""
+    """A message may have any length; what process 0 refuses is refused by all processes."""
     from jax.experimental import multihost_utils
 
     sent = {0: b"", 1: b"x" * 700}
@@ -122,7 +122,7 @@ def steps(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["none", "2", "4", "2x2"])
 def test_meshes_draw_the_same_examples_and_come_to_the_same_sums(steps, name):
-    """Members are counted exactly; losses and gradients, of all members, tell who they are."""
+    """The numbers of members agree exactly; equal sums of losses and gradients show that the members are the same."""
     one, other = steps["1"], steps[name]
     counted = 0
     for key in other.files:
@@ -211,7 +211,7 @@ def test_a_run_goes_on_on_another_mesh(tmp_path):
     [
         ("one_audit", "as it is", 1, 0.9),
         ("one_audit", "as it is", 2, 0.9),
-        ("audit", "truncated_poisson", 1, 0.8),  # as without a mesh
+        ("audit", "truncated_poisson", 1, 0.8),  # 0.8 is the least share without a mesh, too
         ("audit", "users", 1, 0.8),
         ("audit", "poisson", 2, 0.8),
     ],

@@ -1,4 +1,4 @@
-"""Losses through which examples can reach one another are refused in one line; what only looks like it is not."""
+"""A loss through which one example can reach another is refused in one line; a loss that only seems to is not."""
 
 import jax
 import jax.numpy as jnp

@@ -135,7 +135,7 @@ def test_what_is_frozen_has_no_noise_no_optimizer_state_and_no_site():
 
 
 def test_frozen_values_are_in_the_chain_of_keys():
-    """Other frozen values make other gradients: they must have other noise."""
+    """Other frozen values make other gradients, and these gradients must have other noise."""
     trainer = Trainer(
         lambda p, x: linear(p["w"], x) * p["base"], optax.sgd(0.1), plan_of(12), 1.0, trainable=lambda p: p == "w"
     )
@@ -172,14 +172,14 @@ def test_a_mask_of_the_optimizer_that_freezes_is_noticed():
 
 
 def masks(trainer, data, params):
-    """{example: its dropout mask} of one step, from aux that puts each into a row of its own."""
+    """The aux of one step: an array whose row i is example i's dropout mask, if the loss puts the mask there."""
     _, _, seen = one_step(trainer, params, data)
     return np.asarray(seen.aux)
 
 
 @pytest.mark.parametrize("micro", [4, *(pytest.param(m, marks=pytest.mark.slow) for m in (1, 6))])
 def test_dropout_of_an_example_depends_on_the_step_and_its_number_alone(micro):
-    """So it is the same whatever the micro-batch, and whoever else is drawn."""
+    """An example's dropout mask is the same whatever the micro-batch, and whoever else is drawn."""
 
     def loss(w, example, key):
         mask = jax.random.bernoulli(key, 0.5, (64,))
@@ -456,7 +456,7 @@ def test_a_run_with_all_of_it_is_compiled_once(monkeypatch, tmp_path, real_steps
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linen", "nnx", "equinox"])
 def test_a_module_learns(kind, tmp_path):
-    """With hardly any noise, with dropout; interrupted and resumed bit by bit."""
+    """With dropout and hardly any noise, a module learns; a run that was interrupted and resumed has the same bits."""
     model = {"linen": Linen, "nnx": Nnx, "equinox": lambda: equinox_model(0.2)}[kind]()
     more = {"apply_kwargs": {"train": True}} if kind == "linen" else {}
 
@@ -506,7 +506,7 @@ def test_users_whose_examples_have_keys_of_their_own():
 
 
 def test_aux_of_a_user_is_the_mean_over_the_examples():
-    """Also of a bool, such as whether an example is classified rightly."""
+    """The mean is taken of a bool too, such as whether an example is classified rightly."""
     from jaxacct.training.step.step_function import mean_over_examples
 
     loss = mean_over_examples(lambda w, x: (linear(w, x), (x[0] > 0, x[0].astype(int), x[0])))

@@ -1,4 +1,4 @@
-"""Low-rank adapters against the merged parameters, for modules of every kind, and what they cost an example."""
+"""Low-rank adapters act as the merged parameters in modules of every kind, and an example's gradient stays small."""
 
 import dataclasses
 
@@ -26,7 +26,7 @@ class Attention(nn.Module):
 
 
 def moved(params, seed=1):
-    """Adapters away from zero."""
+    """The same parameters with random shifts added to the adapters."""
     rng = np.random.default_rng(seed)
     shift = lambda a: np.asarray(a) + 0.3 * rng.normal(size=a.shape).astype(a.dtype)
     return LoRA(params.base, jax.tree.map(shift, params.adapters), params.scale, params.outer)

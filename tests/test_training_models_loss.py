@@ -44,7 +44,7 @@ def test_what_it_costs_is_what_the_plan_says():
 @settings(deadline=None, max_examples=50)
 @given(st.floats(width=32), st.floats(1e-6, 1e6))
 def test_a_loss_counts_between_zero_and_the_bound(loss, bound):
-    """So its distance from the middle, which is what is summed, is at most half the bound, whatever it is."""
+    """A summand is a loss's distance from half the bound.  Clipping keeps it within half the bound, even for NaN."""
     value = PrivateLoss(bound).clipped(jnp.float32(loss))
     assert 0.0 <= value <= np.float32(bound)
     if math.isnan(loss):
@@ -68,7 +68,7 @@ def one_value(trainer, params, data):
 
 
 def test_the_optimizer_gets_the_private_loss_and_the_log_the_others():
-    """With hardly any noise: the mean over the examples, each within the bound; a gradient that is NaN counts as 0."""
+    """The optimizer gets the mean clipped loss, with little noise; a loss whose gradient is NaN counts as 0."""
     seen = optax.GradientTransformationExtraArgs(lambda p: jnp.zeros(()), lambda g, s, p, *, value: (g, value))
     data = jnp.array([[0.4], [1.0], [3.0], [jnp.nan]])
     plan = plan_of(4, noise=1e-5)

@@ -1,4 +1,4 @@
-"""Which data sets are neighbours under each way of drawing: fixed batches, by brute force over all shuffles."""
+"""Which data sets are neighbours under each way of drawing.  Fixed batches are checked over all shuffles."""
 
 import itertools
 
@@ -39,7 +39,7 @@ def gaussian_delta(mu):
 
 
 def test_shuffled_batches_leak_more_than_one_gaussian_when_a_record_is_added_or_removed():
-    """Two batches of two; the others are -1.  The old claim, a Gaussian of sensitivity 1, is exceeded both ways."""
+    """Two batches of two; other records are -1.  Both directions exceed the old claim, a Gaussian of sensitivity 1."""
     with_it, without = sums([1, -1, -1, -1], 2, 2), sums([-1, -1, -1], 2, 2)
     old_claim = gaussian_delta(1 / SIGMA)
     assert old_claim == pytest.approx(0.12693, abs=1e-5)

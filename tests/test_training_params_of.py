@@ -139,7 +139,7 @@ def test_a_ledger_in_use_or_lost_is_refused(tmp_path, still_steps):
     "kind", ["dicts", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("part", "adapters", "nnx"))]
 )
 def test_the_moving_average_is_read_too(tmp_path, monkeypatch, kind):
-    """The steps pull each number by its place in its leaf, without noise."""
+    """The steps have no noise; their gradient of a leaf's k-th number is k."""
     model, like, more = MODELS[kind]
     model, like = (x() if callable(x) else x for x in (model, like))
     optimizer = averaged(optax.sgd(0.1), 0.2)

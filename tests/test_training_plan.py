@@ -49,7 +49,7 @@ def test_the_steps_are_the_largest_number_that_holds():
 
 
 def test_the_rate_is_the_largest_that_holds():
-    """Fixed batches: the largest batch whose passes hold, found by trying every one."""
+    """The size of fixed batches is the largest that meets the target, which the test finds by trying every size."""
     settings = {**FIXED, "noise_multiplier": 5.0, "steps": 90}
     plan = Plan(target_epsilon=3.0, **settings)
     held = [b for b in range(1, 1001) if gaussian_epsilon(math.sqrt(math.ceil(90 / math.ceil(1000 / b))) / 5.0) <= 3.0]
@@ -68,7 +68,7 @@ def test_poisson_noise_against_dp_accounting():
     event = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(plan.noise_multiplier))
     accountant = peer.PLDAccountant(value_discretization_interval=1e-3)
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, 60))
-    assert 0.0 <= accountant.get_epsilon(DELTA) - plan.epsilon.upper <= 1e-4  # it rounds up
+    assert 0.0 <= accountant.get_epsilon(DELTA) - plan.epsilon.upper <= 1e-4  # dp_accounting rounds up
     assert plan.mechanism == ja.dp_sgd(plan.noise_multiplier, 0.2, 60)
 
 
@@ -183,7 +183,7 @@ def test_without_replacement_is_accounted_as_such():
     given_rate = given | {"expected_batch_size": None, "sampling_probability": 0.2 - 1e-12}
     drawn = Plan(**given_rate, steps=1, noise_multiplier=5.0)
     assert (drawn.sampling_probability, drawn.expected_batch_size) == (0.2, 20.0)  # the rate of the batch that is drawn
-    # half the noise, Poisson sampled, is the same pair (sampled_batches.py)
+    # Poisson sampling with half the noise has the same dominating pair (sampled_batches.py)
     assert plan.epsilon.upper == pytest.approx(float(ja.epsilon(ja.dp_sgd(2.5, 0.2, 60), DELTA).upper), rel=1e-6)
 
 

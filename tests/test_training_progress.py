@@ -32,7 +32,7 @@ def fitted(plan, progress=True):
 
 
 def test_training_does_not_wait_for_the_table(every_step, still_steps, monkeypatch, capsys):
-    """It ends while the table is still being computed; nothing is said of epsilon before it is there."""
+    """Training ends while the table is still being computed; no line shows epsilon before the table is ready."""
     real, go = Plan.epsilon_curve, threading.Event()
 
     def slow(plan, points=64):
@@ -69,7 +69,7 @@ def test_tracing_and_compiling_say_so(monkeypatch, still_steps, capsys, show):
 
 @pytest.mark.slow
 def test_the_table_is_the_same_from_another_thread(every_step):
-    """Double precision there too, whatever the caller's thread has."""
+    """The thread that computes the table uses double precision, whatever the caller's thread uses."""
     bar, plan = log.ProgressLine(plan_of(100, q=0.3, noise=2.0, steps=40), 0, True), plan_of(100, 0.3, 2.0, 40)
     bar.update(1, jnp.zeros(()))
     bar.update(2, jnp.zeros(()))
@@ -89,7 +89,7 @@ def test_nothing_is_computed_where_nothing_is_shown(every_step):
 
 
 def test_a_table_that_ends_in_an_error_says_nothing(every_step, monkeypatch):
-    """As where the interpreter is ending and takes no new work, which the slow test below shows."""
+    """Such an error comes if the interpreter is ending and takes no new work; the slow test below causes this."""
     told = []
     monkeypatch.setattr(threading, "excepthook", told.append)
     monkeypatch.setattr(Plan, "epsilon_curve", lambda plan, points=64: ThreadPoolExecutor(0))

@@ -16,7 +16,7 @@ ROUNDING = 1 + 1e-9
 
 @st.composite
 def schedules(draw, most=40):
-    """Noise factors, one per step: few that come in runs, or more kinds than the table keeps apart."""
+    """Noise factors, one per step: at most four distinct ones, sorted, or more than the table keeps apart."""
     steps = draw(st.integers(1, most))
     if draw(st.booleans()):
         steps = max(steps, MANY_KINDS + 4)
@@ -28,7 +28,7 @@ def schedules(draw, most=40):
 
 
 def mu_after(plan, step):
-    """Of Gaussians on all the data."""
+    """mu of the plan's first `step` steps, which are Gaussians on all the data."""
     return math.sqrt(sum(plan.at(s).noise_multiplier ** -2.0 for s in range(step)))
 
 
@@ -101,7 +101,7 @@ def test_a_recalibrated_plan_is_never_above_its_target(scenario):
 
 
 def of_passes(plan):
-    """Of fixed batches: a pass costs its least noise; a new batch size begins a new pass."""
+    """Epsilon of a plan of fixed batches: a pass costs its least noise, and a new batch size begins a new pass."""
     worst, begun, size = [], None, None
     for step in range(plan.steps):
         segment = plan.at(step)

@@ -156,7 +156,7 @@ ODD_SIZES = [(1,), (), (31,), (0,), (32,), (33,), (7, 9), (1,), (257, 3), (64,)]
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    """Several pieces, of which the last is not full, where one would do."""
+    """Let noise be drawn in several pieces, the last of them not full, instead of in one piece."""
     monkeypatch.setattr(noise, "_PIECE_ON_CPU", 5)
 
 

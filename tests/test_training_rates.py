@@ -151,7 +151,7 @@ def hockey_stick(epsilon, with_it, without, sigma):
 
 @pytest.mark.parametrize("other", [None, 1.0])  # -1 mirrors 1
 def test_one_step_by_its_densities(other):
-    """By exact densities, beside a record of a high rate: at its own epsilon a record has at most the plan's delta."""
+    """By exact densities, a record's delta at its own epsilon is at most the plan's, even beside one of a high rate."""
     delta, sigma, q, most = 0.01, 0.8, 0.1, 0.9
     plan = Plan(None, delta, 2, noise_multiplier=sigma, steps=1, sampling_rates=[q, most])
     alone = {0.0: 1.0} if other is None else {0.0: 1.0 - most, other: most}
@@ -167,7 +167,7 @@ def test_one_step_by_its_densities(other):
 
 @pytest.mark.slow
 def test_audit_of_the_trainers_step():
-    """The bound of the rare record is nearly its own epsilon, and below it; that of the frequent one is far above."""
+    """The rare record's bound is 0.5 to 1 times its own epsilon; the frequent record's is above 1.3 times it."""
     plan = Plan(None, 0.01, 2, noise_multiplier=0.4, steps=1, sampling_rates=[0.1, 0.9])
     game = gradient_canaries(shared(linear, sgd(0.1), plan), None, 2)
     scores = [game.play(jnp.zeros(2), there, 8000, seed=4).scores for there in ([False, False], [True, True])]

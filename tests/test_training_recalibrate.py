@@ -24,12 +24,12 @@ def spent_alike(plan, again, step):
 
 
 def gaussians(plan):
-    """epsilon of a plan on all the data, by the closed form, its steps gone through one by one."""
+    """Epsilon of a plan on all the data: the closed form of the sum of 1/sigma^2 over its steps."""
     return gaussian_epsilon(math.sqrt(sum(plan.at(s).noise_multiplier ** -2.0 for s in range(plan.steps))))
 
 
 def passes(plan, lengths):
-    """The same for fixed batches, with the lengths of the passes given."""
+    """Epsilon of a plan of fixed batches whose passes have these lengths, by the closed form."""
     ends = np.cumsum([0, *lengths])
     assert ends[-1] == plan.steps
     worst = [max(plan.at(s).noise_multiplier ** -2.0 for s in range(*pair)) for pair in itertools.pairwise(ends)]
@@ -37,7 +37,7 @@ def passes(plan, lengths):
 
 
 def close(epsilon, target):
-    """Within 1e-4 of the target and not above, by an oracle that is right to 1e-9."""
+    """Whether `epsilon`, which is right to 1e-9, is at most 1e-4 below the target and not above the target."""
     return target - 1e-4 <= epsilon <= target * (1 + 1e-9)
 
 
@@ -88,7 +88,7 @@ def poisson():
 
 
 def test_poisson_sampling_with_another_batch_size(poisson):
-    """The remainder at another rate; `test_training_ledger.py` has such compositions against dp_accounting."""
+    """The later steps have another rate; `test_training_ledger.py` has such compositions against dp_accounting."""
     again = poisson.recalibrate(25, epochs=14, expected_batch_size=150)
     spent_alike(poisson, again, 25)
     rest = again.at(25)
@@ -109,7 +109,7 @@ def filtered_epsilon(order, renyi, delta=DELTA):
 
 
 def renyi_of(plan, order):
-    """Of Gaussians on all the data: order/2 times the sum of 1/sigma^2."""
+    """The Renyi divergence of a plan on all the data: order/2 times the sum of 1/sigma^2."""
     return order / 2 * sum(plan.at(s).noise_multiplier ** -2.0 for s in range(plan.steps))
 
 
@@ -124,7 +124,7 @@ def test_full_batches_through_a_filter(target, steps, at, change):
     spent_alike(plan, again, at)
     order, budget = plan.filter
     assert again.filter == plan.filter and again.data_dependent
-    assert budget == pytest.approx(renyi_of(plan, order), rel=1e-9)  # the run in which nothing is changed fits in
+    assert budget == pytest.approx(renyi_of(plan, order), rel=1e-9)  # an unchanged run just fits the budget
     promised = filtered_epsilon(order, budget)
     assert plan.epsilon.upper == again.epsilon.upper == pytest.approx(promised, rel=1e-9) and close(promised, target)
     assert promised <= min(filtered_epsilon(a, renyi_of(plan, a)) for a in np.geomspace(1.02, 900, 200)) + 0.01 * target
@@ -136,7 +136,7 @@ def test_full_batches_through_a_filter(target, steps, at, change):
 
 
 def test_what_is_left_open_is_solved_for_through_the_filter(poisson):
-    """Against dp_accounting at the filter's order: steps, rates and noise that meet the target just so."""
+    """By dp_accounting at the filter's order, the steps or the noise that a plan solves for just meet the target."""
     sigma = poisson.noise_multiplier
     rates = {"target_delta": DELTA, "dataset_size": 500, "sampling_probability": 0.2}
     for settings in ({**rates, "noise_multiplier": sigma}, {**POISSON, "steps": 60}):

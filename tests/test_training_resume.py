@@ -120,10 +120,10 @@ def went_on(folder, states, cell, drawn):
 
 
 def spent_at_least(cell, keys, with_ledger):
-    """The keys that must have been used by what a cell starts from.
+    """The keys of the steps that a run from a cell's state, folder and ledger must count.
 
-    A state answers for the steps that led to it.  A folder without a ledger also answers for those after its last
-    checkpoint, and a ledger for what is in it.
+    A state counts for the steps that led to it, and a ledger for its entries.  A folder without a ledger also counts
+    for the steps after its last checkpoint.
     """
     state, copy, ledger, _ = cell
     known = max(STATES[state], FOLDERS[copy] or 0, LEDGERS[ledger] or 0)
@@ -202,7 +202,7 @@ def full(noise=None, steps=STEPS, target=None, **more):
 
 
 def mu(*parts):
-    """Of (noise multiplier, steps) pairs, all composed."""
+    """mu of the composition of full-batch steps, given as (noise multiplier, steps) pairs."""
     return math.sqrt(sum(steps / noise**2 for noise, steps in parts))
 
 
@@ -251,7 +251,7 @@ def test_the_budget_counts_what_came_before(tmp_path, with_ledger):
 
 
 def test_a_pass_that_goes_on_with_other_data_is_another_pass():
-    """Of fixed batches, without a ledger: cut anew, a record may be in a batch of both."""
+    """Other data are cut into batches anew, so a record may be in both passes; both count without a ledger, too."""
     plan = Plan(
         target_delta=1e-5, dataset_size=10, expected_batch_size=2, steps=5, noise_multiplier=2.0,
         sampling="fixed_batches",
@@ -281,7 +281,7 @@ def test_other_relations_and_filters_are_refused(tmp_path):
 
 
 def test_a_change_of_plan_after_looks_at_outputs_must_be_declared(tmp_path):
-    """A stop by the number of steps may be followed by another plan; one by outputs only through a filter."""
+    """After a stop by the number of steps another plan may follow; after a stop by outputs, only under a filter."""
     for declared, looks in ((False, False), (False, True), (True, True)):
         plan = full(target=2.0, steps=8, data_dependent=declared)
         trainer, folder = trained(plan), tmp_path / f"{declared} {looks}"

@@ -32,14 +32,14 @@ def trainer_of(noise, rate, steps, slots):
 
 
 class Run:
-    """A run of four slots to a round whose steps show who was drawn."""
+    """A run with four slots in each round; each step shows which records were drawn."""
 
     def __init__(self, noise=1e-6, rate=1.0, steps=12, slots=4):
         self.trainer = trainer_of(noise, rate, steps, slots)
         self.rate = rate
 
     def half(self, step=6, **more):
-        """The state after some steps, stopped by nothing that looked at outputs."""
+        """The state at `step`, where a callback that looks at no outputs stops the run."""
         first = self.trainer.init(np.zeros(20, np.float32), KEY)
         return self.trainer.fit(first, DATA, callbacks=stop_at(step), progress=False, **more)
 
@@ -76,7 +76,7 @@ def test_a_plan_counts_rounds():
 
 @pytest.fixture(params=["slots revealed", pytest.param("as they are", marks=pytest.mark.slow)])
 def accounting(request, monkeypatch):
-    """A round as it is takes seconds for every noise.  With its slots revealed it is a Gaussian, by the same rules."""
+    """Exact accounting of a round takes seconds for every noise; with its slots revealed, the round is a Gaussian."""
     if request.param == "slots revealed":
         monkeypatch.setattr(step_mechanisms, "RandomAllocation", lambda base, slots: base)
 
@@ -96,7 +96,7 @@ def test_a_plan_is_recalibrated_between_rounds():
 
 
 def test_rounds_after_a_cut_one_are_not_joined_to_it():
-    """Two and a half rounds come before step 10; with their batch size again, step 10 would go on with the third."""
+    """Two and a half rounds come before step 10.  At the same batch size, step 10 would continue the third round."""
     segments = Plan(**ROUNDS, batch_schedule=[(10, 5), (None, 10)], steps=16).segments
     given = {name: ROUNDS[name] for name in ("target_delta", "dataset_size", "sampling")}
     plan = Plan.of(segments, target_epsilon=99.0, **given)
@@ -105,7 +105,7 @@ def test_rounds_after_a_cut_one_are_not_joined_to_it():
 
 @pytest.mark.slow
 def test_steps_are_solved_for_in_whole_rounds_and_slots_for_a_rate():
-    """Against `ja.RandomAllocation` composed; a round more, or a slot less, is above the target."""
+    """By `ja.RandomAllocation`, one more round or one slot less than the plan has would exceed the target."""
     given = ROUNDS | {"target_epsilon": 2.0, "noise_multiplier": 1.0, "dataset_size": 1000}
     cost = lambda slots, count: ja.epsilon(ja.repeat(ja.RandomAllocation(ja.Gaussian(1.0), slots), count), DELTA)
     longest = Plan(**given, slots=50)
@@ -189,7 +189,7 @@ def test_what_goes_on_otherwise_within_a_round_draws_slots_anew_and_counts_anoth
 
 
 def test_a_replay_by_another_program_has_slots_of_its_own(tmp_path):
-    """From one state, twice: the round under way is in the ledger three times, each time with its own records."""
+    """Two other programs go on from step 5; the round under way counts three times, each time with slots of its own."""
     half = Run().half(5, ledger=tmp_path / "run")
     _, one = Run(rate=0.5).fit(half, until=8, ledger=tmp_path / "run")
     _, other = Run(rate=0.25).fit(half, until=8, ledger=tmp_path / "run")
@@ -198,7 +198,7 @@ def test_a_replay_by_another_program_has_slots_of_its_own(tmp_path):
 
 
 def test_fixed_batches_of_another_size_are_another_pass(tmp_path):
-    """Somebody is in batches of both."""
+    """Some record is in a batch of each size, so that both passes count."""
     given = {"target_delta": DELTA, "dataset_size": 10, "noise_multiplier": 1e-6, "sampling": "fixed_batches"}
     data = np.eye(10, dtype=np.float32)
     make = lambda size, steps: Plan(**given, expected_batch_size=size, steps=steps)

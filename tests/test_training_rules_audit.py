@@ -117,7 +117,7 @@ def allocation(steps=8, noise=0.7, **more):
 
 
 def capped(size=10, q=0.9, cap=2, noise=1.4, steps=2, ignored=False):
-    """The others are -1: the record takes the place of one of them."""
+    """A case where the other records are -1 and the record takes the place of one of them."""
     make = lambda n: plan_of(n, steps, noise, sampling="truncated_poisson", sampling_probability=q, cap=cap)
     with_it, without = {}, {}
     room = size if ignored else cap
