@@ -1,6 +1,6 @@
 """Imports: no circle, and the arrows between the rooms, which point one way.
 
-Every import counts, also inside a function and under `if TYPE_CHECKING`: such an import hides a circle but is one.
+Every import counts, also inside a function or under `if TYPE_CHECKING`, which hides a circle but does not remove it.
 Three kinds of imports are left out.  `jaxacct/__init__.py` imports every room, since it is the front door.
 `import jaxacct` inside the package reads the version, or draws `profile.plot()` when a user calls that.  Lazy exports
 (imports under `if TYPE_CHECKING` in a package's `__init__.py`) run when a user asks for the name, never while a module

@@ -22,7 +22,7 @@ GRID = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1.0, "steps": [1
 
 
 TEXT_GRID = "noise_multiplier = [2, 4]\nsampling_probability = 1\nsteps = [1, 4, 9]\ndelta = 1e-5\n"
-"""The file that gives GRID."""
+"""GRID as the text of a grid file."""
 
 
 def stop_after(monkeypatch, blocks):

@@ -158,7 +158,7 @@ def test_the_best_eps_of_a_rate_is_the_same_in_both_namespaces_and_balances_the_
     kernel = partial(calibration.solve_rate, **static, steps=4)
     if compiled:
         other = on_jax(kernel, *arguments, tolerance)
-        for one, two in zip(found[:2], other[:2], strict=True):  # not `need`, which is rounded up to a few values
+        for one, two in zip(found[:2], other[:2], strict=True):  # not `need`, which is rounded up coarsely
             np.testing.assert_allclose(one, two, rtol=1e-6, atol=1e-6)
     else:
         assert shapes_on_jax(kernel, *arguments, tolerance) == [(x.shape, x.dtype) for x in found]

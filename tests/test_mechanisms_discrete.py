@@ -220,7 +220,7 @@ def convolved_discrete_gaussian(sigma, shift, steps, eps):
     p = q = law
     for _ in range(steps - 1):
         p = q = np.convolve(q, law)
-    place = np.arange(q.size) - q.size // 2 + 0.5 * steps * shift  # from the midpoint of 0 and -steps * shift
+    place = np.arange(q.size) - q.size // 2 + 0.5 * steps * shift  # measured from -steps * shift / 2
     loss = shift * place / sigma**2
     q = np.append(q, np.zeros(steps * shift))
     p = np.append(np.zeros(steps * shift), p)
