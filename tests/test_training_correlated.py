@@ -161,7 +161,7 @@ def test_tree_aggregation_trains(restarts):
     assert np.mean(sums**2, axis=1) == pytest.approx(plan.noise.squared_errors(), rel=6.5 * np.sqrt(2 / WIDTH))
 
 
-# quick runs test sources in test_training_sources.py only
+# quick runs test sources in test_training_sources.py
 @pytest.mark.parametrize("source", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_an_order_is_kept_for_all_passes(source):
     data, plan = np.eye(10, WIDTH, dtype=np.float32), in_order(strategies.Banded(4), sigma=1e-4)
@@ -270,7 +270,7 @@ def batches(plan, data, **more):
     return np.round(-np.diff(seen, axis=0)).astype(int)
 
 
-# quick runs test sources in test_training_sources.py only
+# quick runs test sources in test_training_sources.py
 @pytest.mark.parametrize("source", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_each_record_stays_in_its_group(source):
     """At rate 1 a record is in one step of each pass, always at the same place; at rate 1/2 in half of them."""
@@ -743,7 +743,7 @@ def test_a_ledger_counts_all_that_branches_of_a_run_tell(seed):
             for group in range(groups):
                 own = [place for place, (step, *_) in enumerate(entries) if step % groups == group]
                 assert np.sum(rows[:, own].sum(1) ** 2) <= held * (1 + 1e-9)
-                # what a step adds to the rows of further branches is counted as Gaussians without sampling
+                # what a step adds beyond one Gaussian of its own multiplier is counted as Gaussians without sampling
                 for place in own:
                     beyond = np.sum(rows[:, place] ** 2) - entries[place][2] ** -2.0
                     assert beyond <= gaussians(spent.releases) * (1 + 1e-9) + 1e-9
