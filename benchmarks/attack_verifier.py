@@ -3,10 +3,10 @@
     python benchmarks/attack_verifier.py [--count 100] [--seconds 5] [--only laplace]
 
 A false bracket has an end on the wrong side of the truth, by a relative or an absolute shift, or its ends swapped.  The
-truth is a closed form or a sum over all outcomes in mpmath, which shares no code with the package; where there is none,
-it is the certified bracket of an engine, and shifts begin at its ends.  A false bracket must be refuted or undecided.
-The bracket of the truth itself is asked about, too: it must not be refuted.  The exit status is 1 where a false bracket
-is verified or a true one refuted.
+truth is a closed form or a sum over all outcomes, in mpmath, which shares no code with the package.  Without such a
+form or sum, an engine's certified bracket takes the place of the truth, and shifts begin at its ends.  `ja.verify` must
+call a false bracket refuted or undecided.  It is also given the bracket of the truth, which it must not call refuted.
+The exit status is 1 where a false bracket is verified or a true one refuted.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import jaxacct as ja
 
 RELATIONS = ("add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out")
 BOTH = ("add_or_remove_one", "zero_out")
-"""Relations that take the larger of both directions, and move a statistic by 1."""
+"""Relations whose profile is the larger of those of both directions; a record moves a statistic by 1."""
 SHIFTS = np.logspace(-9.0, 0.0, 19)
 DIGITS = 50
 mp.mp.dps = DIGITS
@@ -142,7 +142,7 @@ def alike(make):
 
 
 def of_law(*laws, orders=False):
-    """The profiles of composed laws by direction; with `orders`, replace_one takes each law both ways round."""
+    """The profiles of composed laws by direction; with `orders`, replace_one swaps each law or not, in every way."""
 
     def profiles(relation):
         if orders and relation == "replace_one":
@@ -252,13 +252,13 @@ CASES = {
     "capped": (ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.05, 1000, 75), engine),
     "RandomAllocation": (ja.RandomAllocation(ja.Gaussian(2.0), 100), engine),
 }
-"""(mechanism, relation -> profiles by direction); these are None to leave a relation out, "engine" if not known."""
+"""(mechanism, relation -> profiles): None leaves the relation out; "engine" says that no profile is known."""
 QUICK = ("ApproximateDP", "ApproximateDP, repeated", "FiniteOutput, composed", "FiniteOutput with masses", "Laplace")
-"""Cases that show the defects of November 2026, in well under a second each."""
+"""Cases that the verifier of November 2026 got wrong; each takes well under a second."""
 
 
 def root(delta, target):
-    """inf {eps >= 0: delta(eps) <= target} by bisection; it is inf where delta stays above."""
+    """The least eps >= 0 with delta(eps) <= target, by bisection; infinite where delta(eps) > target for all eps."""
     if delta(mp.mpf(0)) <= target:
         return mp.mpf(0)
     high = mp.mpf(1)
@@ -310,7 +310,7 @@ def false_brackets(low, high, count, rng):
 
 
 def givens(quantity, profiles):
-    """Deltas or epsilons; among them the masses at infinity, at which epsilon is the largest loss."""
+    """Epsilons at which delta is asked, or deltas at which epsilon is asked, one of them the mass at infinite loss."""
     if quantity == "delta":
         return (0.0, 0.3, 1.0)
     flat = []

@@ -1,11 +1,11 @@
-"""Simulated selections per second: candidate by candidate with any score, and by the winner's rank among cells.
+"""How many selections per second are simulated: candidate by candidate for any score, or by the winner's rank.
 
     python benchmarks/audit.py [--runs 10000000] [--repeats 3] [--json]
 
-For every law of K: selections per second by the clock, and per second of one core's processor time, which other work on
-the machine changes less.  Programs are compiled before the clock starts.  `generic` draws K, then K Gaussian
-candidates, scores them by |x - 1.67| and keeps the best; `cells` draws K and the winner's rank, and finds its cell
-among 400.
+For every law of K it prints the selections per second of wall time and per second of processor time; other work on the
+machine changes the second less.  Programs are compiled before the clock starts.  `generic` draws K, then K Gaussian
+candidates, scores them by |x - 1.67| and keeps the best; `cells` draws K and the winner's rank, and finds the winner's
+cell among 400.
 """
 
 import argparse

@@ -1,12 +1,12 @@
-"""Batch rules beside their peers: width and seconds of random allocation, capped Poisson and groups; and our own rates.
+"""Random allocation, capped Poisson sampling and groups: jaxacct's widths and seconds beside those of its peers.
 
     python benchmarks/batch_rules.py [--python opake=/path/to/python3.13] [--repeats 3] [--count 1000] [--json]
 
-Each peer answers in a process of its own, one question at a time; seconds are medians after a first call, imports
-apart.  A width is shown where a peer gives both ends.  "above" is how far its upper end lies above our certified lower
-end, relatively: a sound answer is never below -1e-9.  Where we give only an upper end, "above" is relative to that.
-Then the rates of jaxacct by itself, warm, medians of the repeats, with CPU seconds beside: epsilons of one round,
-calibrations of its noise, epsilons of composed rounds.
+Each library answers in a process of its own, one question at a time; seconds are medians after a first call, without
+the imports.  A width is shown where a library gives both ends.  The number in brackets is upper / lower - 1, with the
+library's upper end and jaxacct's certified lower end: a sound answer never has less than -1e-9.  Where jaxacct has no
+lower end, its upper end is the divisor.  Then come jaxacct's warm rates for a batch, medians of the repeats, with CPU
+seconds: epsilons of one round, calibrations of the noise of one round, and epsilons of composed rounds.
 A library that needs another interpreter, or an environment of its own, is asked through the one that --python names.
 """
 
@@ -27,7 +27,8 @@ QUESTIONS = {
     "capped Poisson": ("capped", 1.0, 0.05, 1000, 75, 1000, 1e-5),
     "group of 5": ("group", 1.0, 0.01, 1000, 5, 1e-5),
 }
-"""kind, then (noise, slots, rounds, delta), (noise, q, n, cap, steps, delta) or (noise, q, steps, group, delta)."""
+"""Kind and arguments: (noise, slots, rounds, delta) of an allocation, (noise, q, n, cap, steps, delta) of capped
+Poisson sampling, (noise, q, steps, group, delta) of a group."""
 ANSWERS = {
     "jaxacct": """
 import jaxacct as ja
@@ -75,7 +76,7 @@ def allocation(sigma, slots, rounds, delta):
     return None, one.self_compose(rounds).epsilon_at(delta)
 """,
 }
-"""For each library the source of its answers, (lower, upper), as its own pages say to ask."""
+"""By library: code that returns its (lower, upper), written as the library's own documentation says."""
 ASK = """
 import json, statistics, sys, time
 questions, repeats = json.loads(sys.argv[1])
@@ -169,7 +170,7 @@ def main():
             value = found and found[question]
             if isinstance(value, list):
                 lower, upper, seconds = value
-                least = answers["jaxacct"][question][0] or answers["jaxacct"][question][1]  # a bound has no lower end
+                least = answers["jaxacct"][question][0] or answers["jaxacct"][question][1]  # there may be no lower end
                 above = upper / least - 1
                 width = "" if lower is None else f" width {1 - lower / upper:.0e}"
                 cells.append(f"{upper:.6g} ({above:+.0e}){width} {seconds:.3g} s")

@@ -2,11 +2,11 @@
 
     python benchmarks/bounds_that_lose.py [--quick] [--only NAME]
 
-A line is printed for each answer whose upper end is more than 1 % above the best of the other ways, and the exit
-status is 1 if there is one.  The ways, where they apply: each engine by name, Rényi accounting, the zero-concentrated
-guarantee, n times the epsilon of one step at delta/n, the epsilon at delta 0, the parts one by one, the mechanism
-without sampling, for "replace_one" the removal and the addition of a record, for "zero_out" the answer under
-"replace_one", and the named bounds of a selection.
+A line is printed for each answer whose upper end is more than 1 % above the best of the other ways; the exit status
+is then 1.  The ways, where they apply: each engine by name; Rényi accounting; the zero-concentrated guarantee; n times
+the epsilon of one step at delta/n; the sum of the parts' epsilons; the epsilon at delta 0; equal steps composed one by
+one; the mechanism without sampling; for "replace_one" the removal and the addition of a record; for "zero_out" the
+answer under "replace_one"; and the named bounds of a selection.
 """
 
 import argparse
@@ -31,13 +31,13 @@ from mechanism_tables import EXAMPLES  # found in the folder of the tests
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
 DELTAS = (1e-2, 1e-6, 1e-50, 1e-300)
 ALLOWED = 0.01
-"""Share by which an answer may exceed the best of the others."""
+"""Share by which an answer may exceed the best of the other ways."""
 LEAST = 1e-6
 """Epsilons below this are not compared."""
 
 
 def mechanisms(quick: bool) -> Iterator[tuple[str, ja.Mechanism]]:
-    """What is asked about, by name."""
+    """Yield (name, mechanism)."""
     gaussian = ja.Gaussian(4.0)
     for example in EXAMPLES:
         yield type(example).__name__, example
@@ -71,7 +71,7 @@ def mechanisms(quick: bool) -> Iterator[tuple[str, ja.Mechanism]]:
 
 
 def ways(mechanism: ja.Mechanism, delta: float, relation: str) -> Iterator[tuple[str, Callable[[], float]]]:
-    """The other ways to an upper end of epsilon."""
+    """Yield (name, function that returns an upper end of epsilon) for each way but a plain `ja.epsilon`."""
     upper = lambda asked, at=delta, **keywords: float(ja.epsilon(asked, at, relation=relation, **keywords).upper)
     chosen = isinstance(mechanism, selection.Selection)
     if chosen:
@@ -82,7 +82,7 @@ def ways(mechanism: ja.Mechanism, delta: float, relation: str) -> Iterator[tuple
             yield name, lambda bound=bound: float(bound().upper)
     else:
         for engine in ("contour", "lattice"):
-            if engine == "contour" or delta >= 1e-10:  # below 1e-10 the lattice takes long; "auto" asks it
+            if engine == "contour" or delta >= 1e-10:  # below 1e-10 the lattice takes too long
                 yield engine, lambda engine=engine: upper(mechanism, engine=engine)
         yield "Rényi", lambda: float(representations.rdp_epsilon(mechanism, delta, relation=relation).upper)
         yield "zCDP", lambda: _by_zcdp(mechanism, delta, relation)
@@ -123,7 +123,7 @@ def losses(quick: bool, only: str = "", log: Callable[[str], None] = lambda line
                 try:
                     answer = float(ja.epsilon(mechanism, delta, relation=relation).upper)
                 except InputError:
-                    continue  # it is refused
+                    continue  # `ja.epsilon` refuses the question
                 best, way = np.inf, ""
                 for word, ask in ways(mechanism, delta, relation) if answer > LEAST else ():
                     try:

@@ -7,7 +7,7 @@ update.  The kinds of steps take turns in blocks, so that other work on the mach
 medians over blocks, of wall time and of CPU seconds of all threads.  "cyclic, independent" draws its batches as the
 banded rows do, by cyclic Poisson sampling, and adds noise as DP-SGD does.  Rows of jax_privacy are left out where it
 is not installed; its step clips one fixed batch of 256 in one piece, adds noise and updates, but draws no batch.
-Ratios are to the DP-SGD step of the same library in the same round; medians over the rounds.
+A ratio is the median, over the rounds, of a step's time divided by that of the same library's DP-SGD step.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def plan_of(steps, bands):
 
 
 class PeerSteps:
-    """Steps of jax_privacy, with independent noise or with the same bands."""
+    """Steps of jax_privacy, with independent noise where bands is None, else with the noise of `Banded(bands)`."""
 
     def __init__(self, module, params, data, steps, bands):
         import jax_privacy

@@ -1,10 +1,10 @@
-"""What a first call costs: each line in fresh processes, with an empty cache and then with a full one.
+"""What a first call costs in a fresh process, with an empty cache of programs and then with a full one.
 
     python benchmarks/first_call.py [--repeats 3] [--only NAME ...] [--json FILE]
 
-Medians of wall-clock and CPU seconds; importing is apart from the call, and finds Python's bytecode on the disk.
-Compiling and loading are parts of the call, as `jaxacct.cache_info` counts them.  dp_accounting's figures stand beside,
-where it is installed.
+The table has medians of wall-clock and CPU seconds of the import and of the call.  An import finds Python's bytecode on
+the disk.  Compiling and loading are parts of the call, as `jaxacct.cache_info` counts them.  Where dp_accounting is
+installed, the table has its calls, too.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ LINES = {
 }
 """What is timed, by the name that --only takes."""
 PLOTTED = "name=MNIST,target_delta=1e-5,epochs=10,batch_size=128"
-"""The rows of the README's profiles; their grid is solved beforehand."""
+"""The rows of grid.csv that the plot shows, as in the README; the line "main job" writes the file."""
 PROCESS = """
 import json, os, sys, time
 line, grid = json.loads(sys.argv[1]), sys.argv[2]

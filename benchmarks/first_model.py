@@ -7,12 +7,13 @@ and calibrate their noise to the same epsilon and delta.  Each run is a process 
 turns: each runs once in an empty folder ("first process") and once more with the programs that are then kept there
 ("second process").  All have JAX's compilation cache, set to keep every program; without it jax_privacy keeps none.
 
-Lines are those of the program as Ruff formats it, imports included, without empty ones.  The CPU seconds of a process
-count from its start: up to the end of the first private step, and up to its end.
+Lines are those of the program as Ruff formats it, imports included, without empty ones.  CPU seconds are given from the
+start of a process to the end of the first private step, and to the end of the process.
 
 jax_privacy is used as its documentation says: an execution plan, Poisson batches padded to a multiple, and a mask of
-the padding.  Its examples pad to 32, which compiles a program for each of some four sizes; 320 holds almost every batch
-in one size.  Its plan is given the strategy of DP-SGD, [1.0]; `default(num_bands=1)` would first optimise it.
+the padding.  Its examples pad to multiples of 32, so that about four sizes of batch each need a program; padded to 320,
+almost all batches have one size.  Its plan is given the strategy of DP-SGD, [1.0]; `default(num_bands=1)` would first
+optimise it.
 """
 
 import argparse
@@ -106,7 +107,7 @@ def mark(state=None):
         jax.block_until_ready(jax.live_arrays())
         first.extend([time.process_time(), time.time()])
 """
-"""Notes the time of the first step; it looks at no output."""
+"""Code put before a program: `mark` notes when the first step is done, without reading its result."""
 AFTER = """
 event = getattr(plan, "dp_event", None)
 print(plan.noise_multiplier if event is None else event.event.event.noise_multiplier, *first)
@@ -137,7 +138,7 @@ def save_digits(path):
 
 
 def run(program, folder, again):
-    """What one process takes and finds; `again` keeps the programs of the process before."""
+    """Seconds and results of one process; `again` only labels the row: the folder decides which programs are kept."""
     where = {"JAXACCT_CACHE_DIR": f"{folder}/kept", "JAX_COMPILATION_CACHE_DIR": f"{folder}/jax"}
     where |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     pathlib.Path(folder, "run.jsonl").unlink(missing_ok=True)  # with this ledger the program would resume

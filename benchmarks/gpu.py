@@ -3,8 +3,8 @@
     python benchmarks/gpu.py [--count 2000] [--repeats 5] [--compare 200] [--widen 1] [--json]
 
 DP-SGD with noise multiplier .5 to 5, sampling probability 1e-4 to .3 and steps 100 to 1e5, log-uniform, kept where
-the central limit of the privacy loss has mu in [.1, 2].  Cold is the first call, compiling the sum of the seconds
-that JAX reports for compilations (several run at a time, so it may exceed cold), warm the median of later calls.
+the central limit of the privacy loss has mu in [.1, 2].  "cold" is the first call; "warm" is the median of later calls.
+"compiling" sums the seconds that JAX reports for compilations: several run at a time, so the sum may exceed "cold".
 The first --compare configurations are solved again by a process that sees the CPU alone; 0 leaves this out.
 --widen multiplies the number of configurations in one call of a program: wide devices need more of them.
 """
@@ -42,7 +42,7 @@ def configurations(count, seed=0):
 
 
 def questions(sigma, q, steps):
-    """The two questions; calibrations ask for the epsilon of the central limit, roughly."""
+    """The two questions by name; the target epsilon of a calibration is 4 mu, mu by the central limit."""
     target = 4.0 * q * np.sqrt(steps * np.expm1(sigma**-2))
     return {
         "epsilon": lambda: ja.epsilon(ja.dp_sgd(sigma, q, steps), DELTA),
@@ -114,7 +114,7 @@ def on_the_cpu(count):
 
 
 def widen(times):
-    """More configurations in every call."""
+    """Multiply the number of configurations in each call of a program."""
     for module, name in ((contour, "LADDER"), (contour, "PLAIN"), (dp_sgd_search, "PLAIN")):
         setattr(module, name, tuple(rung._replace(chunk=times * rung.chunk) for rung in getattr(module, name)))
 
@@ -150,7 +150,7 @@ def main():
 
 
 def show(figures, quiet):
-    """Each part as soon as it is known: the next one may take minutes to compile."""
+    """Print figures unless `quiet`; called for each part, as the next part may take minutes to compile."""
     for name, value in figures.items():
         if quiet:
             return

@@ -1,6 +1,7 @@
 """What a kernel computes, counted from its trace, and how fast this machine does such work.
 
-Counted are elements: every primitive of the traced kernel times the size of its result, loops times their length.
+Each primitive of the traced kernel counts as many elements as its result has (a reduction as many as its argument, a
+dot product two for each term); in a loop, times the loop's length.
 What moves data (reshapes, broadcasts, gathers) is not counted: the floor in throughput.py is the time of arithmetic.
 """
 
@@ -51,7 +52,7 @@ WIDTH = 2048
 LENGTH = 64
 """Rounds of the timed loop."""
 DEPTH = 16
-"""Multiply-adds of a round, where these are timed."""
+"""Multiply-adds of a round, when multiply-adds are timed."""
 ROWS = 64
 """Rows of a timed call."""
 REPEATS = 15
@@ -59,7 +60,7 @@ REPEATS = 15
 
 
 def count(function, *arguments):
-    """{(part, operation): elements} for one call; the part is "certificate" where its code is, else "solution"."""
+    """{(part, operation): elements} for one call; part: "certificate" for code of certificates, else "solution"."""
     with jax.enable_x64():
         traced = jax.make_jaxpr(function)(*arguments)
     total = collections.Counter()
@@ -111,7 +112,7 @@ def _burn(x, op):
 
 
 def seconds_each():
-    """Seconds per element of every operation, on all cores by the library's own chunks: the least of REPEATS calls."""
+    """Seconds per element of every operation: the least of REPEATS calls of `backend.in_chunks`, on all cores."""
     x = np.random.default_rng(0).uniform(0.6, 1.2, (ROWS, WIDTH))
     least = {}
     for name, op in {"cheap": None, **SLOW}.items():

@@ -67,7 +67,7 @@ def train(shard, epochs):
 
 
 def begun(devices, shard, number, count, address, epochs):
-    """A process of a run, which has devices of its own."""
+    """Start process `number` of the `count` processes of a run; it simulates `devices` devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
     told = json.dumps([shard, number, count, address, epochs])
     command = [sys.executable, __file__, "--run", told]

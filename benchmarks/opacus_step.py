@@ -1,6 +1,6 @@
-"""Opacus's training steps, timed one by one on demand: `benchmarks/training.py --opacus PYTHON` runs it.
+"""Opacus's training steps, timed one by one on demand: `benchmarks/training.py --opacus PYTHON` runs this file.
 
-Reads labels, one per line, and answers each with the seconds that one such step took.  The networks, the batch and
+Reads one kind of step (of MODES) a line, takes a step of that kind and prints its seconds.  The networks, the batch and
 the noise are those of `training.py`; weights and images are random.
 """
 

@@ -4,8 +4,8 @@
 
 A cell is a question, a noise multiplier and a sampling rate. It pools a few numbers of steps and deltas, drawn from the
 grid with a fixed seed. Calibrations take the noise as their target epsilon. Every answered point is written to
-points.csv at once, so that a run that was stopped goes on where it ended. After `--seconds` of CPU a question is left,
-and goes on in the next run; `--again` asks the questions of `--only` anew. Then cells.csv and operations.png are made
+points.csv at once, so that the next run goes on where a stopped run ended. After `--seconds` of CPU a question waits
+for the next run; `--again` asks the questions of `--only` anew. At the end cells.csv and operations.png are made
 of all points, and the cells above their limit are printed. A question starts in a fresh process after a warm-up, so
 that imports do not count. One run takes some 12 CPU minutes.
 """

@@ -1,4 +1,4 @@
-"""How long the way of one number is: the files and functions of jaxacct that a warm question crosses.
+"""The files and functions of jaxacct that run between a warm question and its answer, and how many they are.
 
     python benchmarks/path_of_a_number.py                      # this checkout
     python benchmarks/path_of_a_number.py --base ../old        # and another one to compare with
@@ -57,7 +57,7 @@ def trace(question, package):
 
 
 def passes_on(tree, line):
-    """Whether the function whose first line this is only passes its arguments on."""
+    """Whether the function that begins at `line` does nothing but pass its arguments on."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda) and node.lineno == line:
             return _is_plain_call(node.body, node.args)
@@ -130,7 +130,7 @@ def measure(folder):
 
 
 def totals(rows):
-    """One line: how many files and functions, and how many of them only pass on."""
+    """A line with the numbers of files, of functions, and of functions that only pass their arguments on."""
     files = len({row["file"] for row in rows})
     idle = sum(row["passes_on"] for row in rows)
     return f"{files} files, {len(rows)} functions, {idle} that only pass their arguments on"

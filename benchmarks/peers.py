@@ -1,11 +1,11 @@
-"""The same few questions to every accountant of DP-SGD that is installed: what it answers, and how long it takes.
+"""The answers and times of every installed accountant of DP-SGD for the same few questions.
 
     python benchmarks/peers.py [--python opake=/path/to/python3.13] [--repeats 3] [--json]
 
 Each library answers in a process of its own, one configuration at a time; jaxacct also answers 1,000 copies of each
-question at once.  Seconds are medians after a first call, imports apart.  "excess" is how far the answer lies above the
-certified lower end, relatively: a sound answer is never below -1e-9.  A library that needs another interpreter, or an
-environment of its own, is asked through the one that --python names.
+question at once.  Seconds are medians after a first call, without the imports.  The number in brackets is
+answer / lower - 1, with jaxacct's certified lower end: a sound answer never has less than -1e-9.  --python names the
+interpreter of a library that needs another one, or an environment of its own.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def answer(sigma, q, steps, delta):
     return subsample_pld(pld=base, sampling_probability=q).self_compose(steps).get_epsilon_for_delta(delta)
 """,
 }
-"""For each library the source of its answer, as its own pages say to ask."""
+"""By library: code that returns its epsilon, written as the library's own documentation says."""
 ASK = """
 import json, statistics, sys, time
 questions, repeats = json.loads(sys.argv[1])

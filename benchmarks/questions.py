@@ -1,12 +1,12 @@
-"""Rows a second of every public question, warm, so that no slow one hides.
+"""Rows a second of every public question, warm, so that every slow question is seen.
 
     python benchmarks/questions.py [--rows 1000] [--only NAME ...] [--limit 60] [--json]
 
-Each question is asked with 8 rows to compile, with 8 rows to guess its rate, and then with --rows rows, or fewer if by
-the guess they take over half of --limit.  If that call takes less than half of --limit, it is made again and the second
-call counts.  Walls are beside CPU seconds, which other work on the machine changes less.  "points" is how many values
-of the base's profile, or of the integrand, a row takes; it is given if the method's constants decide it.  Rates below
-1,000 rows a second of wall time are marked.  --only takes beginnings of names.
+Each question is asked with 8 rows to compile, with 8 rows to guess its rate, and then with --rows rows, or with as many
+as by the guess take half of --limit, if these are fewer.  If that call takes less than half of --limit, it is repeated
+and the repetition counts.  CPU time is given, too: other work on the machine changes it less.  "points" is the number
+of values of the base's profile, or of the integrand, that a row takes, where the method's constants decide that number.
+Rates below 1,000 rows a second of wall time are marked.  --only takes beginnings of names.
 """
 
 import argparse
@@ -25,7 +25,7 @@ FIRST_ROWS = 8
 
 
 def questions():
-    """By name: (function of the number of rows that asks the question, values that a row takes or None)."""
+    """By name: (function that asks the question with n rows, number of values that a row takes or None)."""
     noise = lambda n: np.random.default_rng(0).uniform(0.7, 8.0, n)
     gaussian = lambda n: ja.Gaussian(noise(n))
     sgd = lambda n: ja.dp_sgd(noise(n), 0.01, 1000)

@@ -3,9 +3,9 @@
     pip install "jaxacct[benchmark]"
     python benchmarks/risk.py [--rows 300] [--backend xla] [--json]
 
-The truth is the certified bracket of `ja.risk`.  "below" is a risk told smaller than it is, "missed" a noise that does
-not keep the target; "above" errs on the safe side.  Walls are beside CPU seconds, which other work changes less.  Ours
-are warm: every question is asked once before the clock.
+The truth is the certified bracket of `ja.risk`.  "below" says that a risk is reported below the truth, "above" that it
+is reported above, which is safe, and "missed" that a noise leaves more risk than the target.  CPU seconds stand beside
+wall seconds: other work changes them less.  Each batch question of jaxacct is asked once before it is timed.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def ours(rows, backend="auto"):
 
 
 def typical_runs(rows):
-    """Sampling probabilities and steps, and the mu that the central limit theorem gives noise of 0.6 to 2."""
+    """Sampling probabilities and steps of runs with noise 0.6 to 2, and the runs' mu by the central limit theorem."""
     rng, tried = np.random.default_rng(0), 40 * rows
     q, steps = 10.0 ** rng.uniform(-3.0, np.log10(0.05), tried), np.round(10.0 ** rng.uniform(2.3, 4.3, tried))
     mu = q * np.sqrt(steps * np.expm1(1.0 / rng.uniform(0.6, 2.0, tried) ** 2))
@@ -74,7 +74,7 @@ def typical_runs(rows):
 
 
 def theirs(tell):
-    """Their readings and calibrations of one configuration, each with its side of the truth, as they come."""
+    """Pass to `tell` each reading of riskcal and gdpnum, and calibrations by riskcal and jaxacct, for RUN."""
     from dp_accounting.pld import privacy_loss_distribution
     from gdpnum import PLDConverter
     from riskcal import analysis
@@ -89,7 +89,7 @@ def theirs(tell):
     def add(name, question, bounds):
         try:
             value, wall, cpu = timed(question)
-        except Exception as error:  # one that fails is told, and the others go on
+        except Exception as error:  # a failure is a row of the table
             tell({"question": name, "side": f"failed: {error}"[:80]})
             return
         told = side(float(value), bounds)
@@ -151,7 +151,7 @@ def main():
     parser.add_argument("--backend", choices=["auto", "numpy", "xla"], default="auto", help="of our calibrations")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    warnings.simplefilter("ignore")  # of the packages compared
+    warnings.simplefilter("ignore")  # the compared packages warn
     tell = lambda row: print(json.dumps(row) if options.json else shown(row), flush=True)
     theirs(tell)
     for row in ours(options.rows, options.backend):

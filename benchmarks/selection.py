@@ -3,11 +3,11 @@
     python benchmarks/selection.py [--gaussians 100] [--dp-sgd 16] [--rtol 1e-3] [--rounds 3] [--backend xla] [--json]
 
 Every selection of every round has a base of its own that no earlier call has seen: a Gaussian (noise 1 to 20), or a
-DP-SGD run (noise .8 to 5, sampling probability .002 to .1, 100 to 10,000 steps), log-uniform.  K and delta (1e-9 to
-1e-3) are drawn anew, too.  "again" asks the same question once more, when the curves of the bases are kept.  A round
-before the others imports and, with --backend xla, compiles.  The last line solves tuned DP-SGD runs for their noise.
-Figures are CPU seconds of the process, all threads together; medians of the rounds.  Widths are upper - lower as a
-share of upper.
+DP-SGD run (noise .8 to 5, sampling probability .002 to .1, 100 to 10,000 steps), both log-uniform.  K's law and delta
+(1e-9 to 1e-3) are drawn anew, too.  "again" asks the same question a second time, when the curves of the bases are in a
+cache.  A first round, which does not count, imports and, with --backend xla, compiles.  The last line solves for the
+noise of tuned DP-SGD runs.  Rates are by CPU seconds of all threads of the process, medians over the rounds.  Widths
+are upper - lower as a share of upper.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def runs(rng, size):
 
 
 def laws(rng, size):
-    """One of the three families in turn."""
+    """Yield (name, law of K) of each of three families."""
     yield (
         "truncated negative binomial",
         selection.TruncatedNegativeBinomial(rng.uniform(-0.7, 3.0, size), 10.0 ** rng.uniform(-2.5, -0.3, size)),
@@ -51,7 +51,7 @@ def seconds(call):
 
 
 def measured(rng, bases, size, rounds, keywords):
-    """A row for each law of K: selections a CPU second, new and again, and widths."""
+    """A row for each law of K: selections a CPU second with new bases and with the same bases again, and widths."""
     rows = []
     for place, (name, _) in enumerate(laws(rng, 1)):
         new, again, widths = [], [], []
@@ -81,7 +81,7 @@ def measured(rng, bases, size, rounds, keywords):
 
 
 def solved(rng, size, keywords):
-    """Tuned runs whose noise is solved for, a CPU second."""
+    """How many tuned runs a CPU second have their noise calibrated, and how many of them meet the target."""
     q, steps = uniform_in_log(rng, 0.002, 0.1, size), np.round(uniform_in_log(rng, 100, 10_000, size))
     law = selection.TruncatedNegativeBinomial(1.0, 10.0 ** rng.uniform(-2.0, -0.3, size))
     targets = rng.uniform(1.0, 8.0, size)

@@ -65,7 +65,7 @@ def plan(**settings: object) -> object:
 
 
 def by_events(event: object) -> object:
-    """The noise of 1,000 steps of an event for epsilon 1, by dp_accounting's search."""
+    """The noise at which 1,000 steps `event(noise)` have epsilon 1, by dp_accounting's search."""
     import dp_accounting
     from dp_accounting import dp_event as E
 
@@ -87,7 +87,7 @@ def trees() -> object:
 
 
 def total(parts: int, part: object) -> object:
-    """A running total."""
+    """The mechanisms part(0), part(1), ... composed by adding one at a time."""
     import jaxacct as ja
 
     run = part(0)
@@ -118,7 +118,7 @@ def answer(name: str) -> None:
     ja.epsilon(ja.compose(ja.dp_sgd(1.0, 0.01, 100), ja.Laplace(50.0)), 1e-5, engine="lattice")
     ja.epsilon(ja.dp_sgd(1.0, 0.01, 100), 1e-5)
     begin = time.process_time()
-    found = eval(LINES[name], known)  # of the table above
+    found = eval(LINES[name], known)
     seconds = time.process_time() - begin
     bounds = getattr(found, "epsilon", found)
     number = found if isinstance(found, float) else np.nan

@@ -11,13 +11,13 @@ to 2^53, delta 1e-300 to .999, eps 0 to 1e300, finite laws with atoms of 1e-300,
 mechanisms, every relation but zero_out.  An answer is *false* where
 
 * a threshold test by mpmath (on one output, on any, on all, or on their sum) shows that its upper end is too small;
-* its upper end exceeds the one without sampling;
+* its upper end exceeds the upper end for the same mechanism without sampling;
 * its upper end is below the lower end for more noise, fewer steps, less sampling or a larger delta;
 * its ends are out of order, or delta and epsilon, or the lattice and the contour engine, contradict each other.
 Answers with status "contradiction" are counted apart.
 
-*verify*: the ordinary range (noise .2 to 100, steps to 1e6, delta from 1e-30), stratified, put to ball arithmetic
-(`ja.verify`).  If a bracket is verified, brackets that lie 1e-4 below and above it must not be verified.
+*verify*: `ja.verify` checks answers of the ordinary range (noise .2 to 100, steps to 1e6, delta from 1e-30) by ball
+arithmetic.  If a bracket is verified, brackets that lie 1e-4 below and above it must not be verified.
 """
 
 import argparse
@@ -59,7 +59,7 @@ ATTACK_SEED = 20261123
 
 
 def ask(record, question, *given, **options):
-    """The bounds, or None where the question raised; ends are looked at, and what is wrong with them is counted."""
+    """The bounds, or None where the question raised; ends out of order and contradictions are noted in the record."""
     try:
         bounds = question(*given, memory_bytes=MEMORY_BYTES, **options)
     except Exception as error:
@@ -88,7 +88,7 @@ def keep_widths(record, sigma, bounds):
 
 
 def batch(rng, record, sigma, q, steps):
-    """Check epsilon of DP-SGD runs by tests, by runs without sampling and by more private runs; delta by epsilon."""
+    """Check epsilon of DP-SGD by threshold tests, unsampled runs and more private runs, and check delta by epsilon."""
     size = sigma.size
     delta, relation = deltas(rng, size), str(rng.choice(RELATIONS))
     run = ja.dp_sgd(sigma, q, steps)
@@ -139,7 +139,7 @@ def batch(rng, record, sigma, q, steps):
 
 
 def both_engines(rng, record):
-    """A few ordinary runs by the contour engine and by the lattice engine."""
+    """Check that the contour and the lattice engine agree on one ordinary run."""
     sigma, q, steps = (float(log_uniform(rng, *x)) for x in ((0.3, 30.0), (1e-4, 0.5), (1.0, 1e5)))
     run, delta = ja.dp_sgd(sigma, q, np.floor(steps)), float(log_uniform(rng, 1e-15, 0.1))
     one = ask(record, ja.epsilon, run, delta, engine="contour")

@@ -14,7 +14,7 @@ def log_uniform(rng, low, high, size=None):
 
 
 def number(rng, ordinary, extreme, size):
-    """Half the draws from the ordinary range, half from all of it."""
+    """Log-uniform draws, each with probability 1/2 from the range `ordinary`, else from the range `extreme`."""
     return np.where(rng.random(size) < 0.5, log_uniform(rng, *ordinary, size), log_uniform(rng, *extreme, size))
 
 
@@ -105,7 +105,7 @@ def directions(relation):
 
 
 def ordinary(number_of_block):
-    """One configuration of the ordinary range, its kind by its number: three in four are sampled Gaussians."""
+    """(kind, mechanism, delta) in the ordinary range; three of four numbers give a sampled Gaussian."""
     rng = np.random.default_rng([VERIFY_SEED, number_of_block])
     delta = float(log_uniform(rng, 1e-30, 0.1))
     if number_of_block % 4 != 3:

@@ -4,9 +4,10 @@
 
 `cases(seed)` yields cases without end; `check(case)` returns a line for each thing that is wrong with a case's answers.
 For bases of few outcomes, sums over K for every order of the outcomes bound delta from below.  The library's delta of
-the base is the truth for K = 1, and times Pr[K > 0] a lower bound for any K (a constant score).  Ends must be in order,
-and infinite only with a status that says so; epsilon must fall in delta and delta in epsilon; delta at the upper
-epsilon must be at most the target; and pure epsilon must grow at most (eta + 2)-fold under TruncatedNegativeBinomial.
+the base is the truth for K = 1.  For any K, that delta times Pr[K > 0] is a lower bound, as the score may be constant.
+Ends must be in order, and infinite only with a status that says so; epsilon must fall in delta and delta in epsilon;
+delta at the upper epsilon must be at most the target; and pure epsilon must grow at most (eta + 2)-fold under
+TruncatedNegativeBinomial.
 """
 
 import argparse
@@ -130,7 +131,7 @@ def _law(rng: np.random.Generator, pick: Any) -> Any:
 
 
 def _outcomes(rng: np.random.Generator, pick: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities of up to four outcomes, at times of a very small mass or none."""
+    """(p, q) on two to four outcomes; in each, at times, one outcome has mass 0 or a very small one."""
     n = int(rng.integers(2, 5))
     p, q = rng.dirichlet(np.full(n, 0.7), 2)
     for side in (p, q):
@@ -145,7 +146,7 @@ def _masses(law: Any) -> tuple[float, float, float]:
 
 
 def _worst_order(p: np.ndarray, q: np.ndarray, law: Any, eps: np.ndarray, relation: str) -> np.ndarray:
-    """The largest hockey-stick divergence over all orders of the outcomes, summed over K; 0 where K may exceed 199."""
+    """The largest hockey-stick divergence of a winner over all orders of the outcomes; 0 where K may exceed 199."""
     top = 200
     mass = law.probability(np.arange(top))
     if math.fsum(mass) < 1.0 - 1e-14:

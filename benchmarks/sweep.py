@@ -3,9 +3,9 @@
     python benchmarks/sweep.py [--sides 25 25 4 4] [--times 10] [--json]
 
 Two product grids over one range of typical DP-SGD (noise multiplier .5 to 5, sampling probability 1e-3 to .1,
-steps 1,000 to 100,000, delta 1e-8 to 1e-4), each solved by `ja.sweep` into a CSV, with its journal: one with the
-given sides (10,000 rows), one with `times` as many values of both the noise and the sampling probability (1,000,000).
-The small one runs once before, which compiles everything (cold), and then several times, of which the median counts.
+steps 1,000 to 100,000, delta 1e-8 to 1e-4) are solved by `ja.sweep` into a CSV, with its journal.  The small grid has
+the given sides (10,000 rows); the large grid has `times` as many values of both the noise and the sampling probability
+(1,000,000 rows).  The first run of the small grid compiles everything (cold); the median of its later runs counts.
 Memory is the largest resident set of the whole process.
 """
 

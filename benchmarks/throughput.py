@@ -1,4 +1,4 @@
-"""Where the time of large batches goes, and its ratio to the time that their arithmetic alone would take.
+"""Where the time of a large batch goes, and that time divided by what its arithmetic alone would take.
 
     python benchmarks/throughput.py [--count 10000] [--repeats 3] [--least-hits 10] [--json]
 
@@ -49,7 +49,7 @@ class Stage:
 
 @contextlib.contextmanager
 def watched():
-    """Yields (stages by program, [seconds, rows] of the lattice engine), filled by all that is solved inside."""
+    """Yield (stages by program, [seconds, calls] of the lattice engine), which each question asked inside adds to."""
     stages, by_run, by_lattice = {}, {}, [0.0, 0]
     choose, run_in_chunks, solve = backend.program, backend.in_chunks, lattice.epsilon
 
@@ -79,7 +79,7 @@ def watched():
 
 
 def measure(solve, repeats):
-    """(median seconds, seconds of one more call that is watched, its stages, seconds and rows of the lattice)."""
+    """(median seconds; then for one more, watched call: its seconds, stages, and the lattice's seconds and calls)."""
     walls = []
     with backend.job(1, "xla"):
         solve()  # compiles

@@ -8,14 +8,15 @@ the machine slows all alike; before each timed step, one of its kind runs untime
 where it is not installed.  Rows of Opacus come from a process of the interpreter PYTHON, which has torch and opacus.
 The process waits while the others work.
 
-A second table has what a program costs before it runs: CPU seconds to trace and compile it, and memory: its arguments,
-results and scratch space together, as multiples of the parameters' bytes, without the batch or the data.  There the
-optimizer is Adam.
+A second table, with Adam as the optimizer, has what a program costs before it runs: CPU seconds to trace and compile
+it, and the memory of its arguments, results and scratch space together, as a multiple of the parameters' bytes, without
+the batch or the data.
 
-Then what the trainer's loop adds to a step.  Steps with a progress line (and its live epsilon), steps with a log in a
-file and steps alone alternate, in wall time and in CPU seconds of all threads; ledger entries are timed by themselves.
+A third table has what the trainer's loop adds to a step, in wall time and in CPU seconds of all threads.  Steps with a
+progress line (and its live epsilon), steps with a log in a file and steps alone alternate; ledger entries are timed by
+themselves.
 
-Last, a loop of steps so small that the host's work for a step decides.
+The last table has a loop of steps so small that the host's work for a step decides.
 """
 
 import argparse
@@ -50,7 +51,7 @@ SIZE = 60_000
 CLIP_NORM = 1.0
 """Norm to which gradients are clipped."""
 LOOKS = 500
-"""Looks of the log whose CPU seconds are measured in one sum: reading that clock takes longer than a look."""
+"""Calls of the log's `look` that are timed together: to read the CPU clock takes longer than one call."""
 NOISE = 1.1
 """Noise multiplier."""
 
@@ -69,7 +70,7 @@ class Convnet(nn.Module):
 
 
 class Wide(nn.Module):
-    """269,322 parameters in dense layers, where norms without gradients pay."""
+    """269,322 parameters in dense layers, whose gradients' norms are cheaper to find than the gradients."""
 
     @nn.compact
     def __call__(self, x):
@@ -107,7 +108,7 @@ def private_step(loss, optimizer, method):
 
 
 def jax_privacy_step(loss, optimizer):
-    """The same with jax_privacy's clipped gradients, and noise from jax.random."""
+    """Like `private_step`, with jax_privacy's clipped gradients and noise from jax.random."""
     import jax_privacy
 
     clipped = jax_privacy.clipped_grad(
@@ -199,7 +200,7 @@ def memory(step, arguments, batch_of):
 
 
 def held(compiled, params, batch):
-    """Bytes of arguments, results and scratch memory at once, without the batch, over the parameters' bytes."""
+    """Bytes of arguments, results and scratch memory together, without the batch, divided by the parameters' bytes."""
     used = compiled.memory_analysis()
     whole = used.argument_size_in_bytes + used.output_size_in_bytes - used.alias_size_in_bytes + used.temp_size_in_bytes
     size = lambda tree: sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
@@ -275,7 +276,7 @@ def measure(name, module, rounds, opacus):
     times = {label: [] for label in runs}
     for _ in range(rounds):
         for label, run in runs.items():
-            run()  # the first compiles, and all clear away what others have left in the caches
+            run()  # compiles in the first round; in each round it fills the caches of the processor
             times[label].append(run())
     print(f"{name}, {count:,} parameters, batch {BATCH}, {jax.devices()[0].device_kind}, {rounds} rounds")
     medians = {

@@ -4,8 +4,8 @@
 
 *Time.*  The small convolutional network of `benchmarks/training.py`, Poisson batches of 256 expected from 60,000
 images.  Steps of a resident array, of a memmap and of a memmap that is read item by item take turns in blocks, so that
-what else the machine does falls on all alike.  A step is everything from one to the next: draw, load, keys, and the
-update.  The medians are over blocks; processor time is of all threads.
+other work on the machine slows all alike.  A step is draw, load, keys and update.  The medians are over blocks;
+processor time is of all threads.
 
 *Memory.*  A process of its own trains on a memmap of 4 GB (a file with holes) and tells how much private memory it had
 at most, as Linux counts it: RssAnon in /proc/self/status, looked at after every step.
@@ -30,9 +30,9 @@ from jaxacct.training import Plan, Source, Trainer
 from jaxacct.training.run.program import Program, Streamed
 
 BLOCK = 20
-"""Steps of a block, so many that the one batch that is loaded ahead at its end matters little."""
+"""Steps of a block: enough that the one batch loaded ahead at the end of a block matters little."""
 ROWS, COLUMNS = 2**20, 1024
-"""Of the file of 4 GB, in float32."""
+"""Shape of the float32 array in the file of 4 GB."""
 
 
 class Items:
@@ -73,7 +73,7 @@ class Steps:
 
 
 def times(rounds):
-    """Medians over blocks in turn."""
+    """Print the median times of a step for each kind of data; the kinds take turns, a block each."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, SIZE).astype(np.int32)
     plan = Plan(

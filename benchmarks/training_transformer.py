@@ -3,10 +3,10 @@
     PYTHONPATH=. python benchmarks/training_transformer.py [--rounds 5] [--only float32] [--optimizer adam] [--small]
 
 Two models: "float32", layer by layer; and "bfloat16", its layers in a loop (`nn.scan`), with one table for the words
-that it reads and those that it predicts.  A step is gradient, clipping, noise and optimizer.  Of each kind of step: CPU
-seconds to trace and to compile, scratch memory, and the median time; the kinds take turns.  Of the gradients alone,
-clipped or not: scratch memory, and how much more one more example takes.  Rows of jax_privacy are left out where it is
-not installed.
+that it reads and those that it predicts.  A step is gradient, clipping, noise and optimizer.  Each kind of step has its
+CPU seconds to trace and to compile, its scratch memory and its median time; the kinds take turns.  Gradients alone,
+clipped or not, have their scratch memory, and the memory that one more example adds.  Rows of jax_privacy are left out
+where it is not installed.
 """
 
 import argparse

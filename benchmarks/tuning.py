@@ -4,9 +4,10 @@
 
 DP-SGD of a small network on data of the size and shape of scikit-learn's digits (noise in their place).  Cold is the
 first call of each way, compilation included; warm is the median of the rounds, in which the ways alternate.  There are
-three ways to train one after the other: "one by one" gives the same program one candidate, whose loop is on the device;
-"one trainer's fit" calls `Trainer.fit` of one trainer, compiled once, as the learning rate is in the optimizer's state,
-with Python between two steps; "a trainer for each" makes and compiles a trainer for each learning rate.
+three ways to train one after the other.  "one by one" gives one candidate at a time to the program that trains side by
+side, which loops over the steps on the device.  "one trainer's fit" calls `Trainer.fit`, which loops in Python, of one
+trainer; it compiles once, as the learning rate is in the optimizer's state.  "a trainer for each" makes and compiles a
+trainer for each learning rate.
 """
 
 import argparse

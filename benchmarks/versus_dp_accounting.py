@@ -8,8 +8,8 @@ where q T >= 10 (`--least-hits` changes it) and epsilon at delta = 1e-5 lies in 
 Every time is in CPU seconds of the process, all threads together, since a peer takes one core and jaxacct all of them;
 wall-clock seconds stand beside.  A peer answers one configuration at a time: its mean and its median over the
 configurations are printed.  jaxacct answers a batch, so that its seconds a configuration are a mean over the rows;
-what is printed is the median of `--repeats` warm calls.  A ratio is of means over the same rows: the batch holds the
-peers' configurations, each as often as any other.  The ratio of a peer's median to jaxacct's mean stands beside.
+what is printed is the median of `--repeats` warm calls.  A ratio divides a peer's mean by jaxacct's mean over the same
+configurations, which are repeated until they fill a batch.  Beside it stands a peer's median over jaxacct's mean.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def one_at_a_time(call, *columns):
     for row in zip(*columns, strict=True):
         try:
             seconds.append(clocked(lambda row=row: call(*(float(x) for x in row)))[0].cpu)
-        except Exception:  # peers raise on ordinary parameters: that is a result, and counted
+        except Exception:  # peers raise on ordinary parameters, too: failures are counted
             failed += 1
     return seconds or [float("nan")], failed
 

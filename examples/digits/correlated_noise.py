@@ -2,8 +2,8 @@
 
     python examples/digits/correlated_noise.py --out correlated_noise.png
 
-All runs have the same network, optimizer, expected batch and number of steps; they differ in who is drawn and in the
-noise. `advise_strategy` finds the noise of each way, and the number of bands of least error.
+All runs have the same network, optimizer, expected batch and number of steps; they differ in how a batch is drawn and
+in the noise. `advise_strategy` finds the noise of each kind of run, and the number of bands with the least error.
 
 Needs the extras `training` and `examples`.
 """
@@ -26,7 +26,7 @@ NAMES = {"poisson": "DP-SGD", "random_allocation": "random allocation", "cyclic_
 
 
 def plans(epsilon, size, epochs=EPOCHS, bands=(2, 4, 8, 16)):
-    """{name: (plan, error of the prefix sums)}; of the banded noises, the one of least error."""
+    """{name: (plan, error of the prefix sums)}; "banded noise" has the number of bands with the least error."""
     run = {"dataset_size": size, "batch_size": BATCH, "epochs": epochs, "bands": bands}
     advice, found = advise_strategy(target_epsilon=epsilon, target_delta=DELTA, **run), {}
     for sampling, name in NAMES.items():
@@ -73,7 +73,7 @@ def main():
     data, test = load_digits()
     measure, results = accuracy_on(test), {}
     with tempfile.TemporaryDirectory() as folder:
-        jax.config.update("jax_compilation_cache_dir", folder)  # the runs of one way share a program
+        jax.config.update("jax_compilation_cache_dir", folder)  # all runs of a plan share a program
         for epsilon in args.epsilon:
             ways = results[epsilon] = {}
             for name, (plan, error) in plans(epsilon, len(data[1])).items():

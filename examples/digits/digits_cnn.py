@@ -2,7 +2,7 @@
 
     python examples/digits/digits_cnn.py --out digits.png
 
-With --memmap the training images lie in a file, of which each step reads its batch.
+With --memmap the training images lie in a file, and each step reads its batch from there.
 
 Needs the extras `training` and `examples`.  The 1,797 images of 8 x 8 pixels come with scikit-learn.
 """
@@ -67,7 +67,7 @@ def loss_of(logits, label):
 
 
 def train_privately(epsilon, train, test, epochs=EPOCHS, ledger=None, progress=None, folder=None):
-    """(plan, final state, [(steps, accuracy)]) of one private run; the test images are not the private data.
+    """(plan, final state, [(steps, test accuracy)]) of one private run; epsilon does not cover the test images.
 
     With a folder the training images are put into files there, and read batch by batch.
     """

@@ -15,18 +15,18 @@ from jaxacct import selection
 ACCOUNTINGS = ("one point", "two points", "worst case")
 POINTS = 40
 LARGEST = 6.0
-"""Largest Gaussian parameter of a candidate that is tried."""
+"""Largest mu of a candidate that `calibrated` tries."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much a candidate may tell, in the parameters mu of Gaussians, and with which probabilities it may fail."""
+    """A candidate's privacy, as the mu of a Gaussian, the law of the number of candidates, and the tuning's delta."""
 
     mu: float
     law: selection.Law
     delta: float
     shares: tuple[float, float, float, float] = (0.05, 0.1, 0.2, 0.65)
-    """Of mu^2: least eigenvalue, norm, score, proposal."""
+    """Shares of mu^2 that least eigenvalue, norm, score and proposal get."""
 
     @property
     def parts(self):

@@ -1,7 +1,7 @@
 """Private linear regression: the data, and what is released of it.  Sensitivities are proved in README.md.
 
-Records are (x, y) with |x| <= 1 and |y| <= 1; neighbouring data differ in one record, which is there or is zero, so
-that the number of records n is public.  H = X'X + lam I, theta = H^-1 X'y, all in float64.
+Records are (x, y) with |x| <= 1 and |y| <= 1.  Of two neighbouring data sets, one has a zero record where the other has
+any record, so that the number of records n is public.  H = X'X + lam I, theta = H^-1 X'y, all in float64.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ CENTRES = np.array([50.0, 1.5, 26.0, 95.0, 190.0, 115.0, 50.0, 4.0, 4.6, 91.0])
 SPREADS = np.array([13.0, 0.5, 4.5, 14.0, 35.0, 30.0, 13.0, 1.3, 0.5, 11.0])
 RADIUS = 4.0
 TARGET_CENTRE, TARGET_SPREAD = 150.0, 200.0
-"""Round numbers, taken as public: age, sex, body mass index, blood pressure, six serum values; disease progression."""
+"""Public round numbers for age, sex, body mass index, blood pressure, six serum values; target: disease progression."""
 TEST_SHARE = 5
 SEARCHED, TRIED, ROUNDS = (1e-6, 1e6), 12, 5
 """Precisions of a posterior sample: the range that is searched, how many are tried in a round, and how many rounds."""
@@ -141,7 +141,7 @@ def output_perturbation(rng, x, y, lam, noise_multiplier, radius):
 
 
 def constrained_ridge(x, y, lam, radius):
-    """argmin |y - X theta|^2 + lam |theta|^2 over |theta| <= radius: ridge with the multiplier that meets it."""
+    """argmin |y - X theta|^2 + lam |theta|^2 over |theta| <= radius: lam is raised until the constraint holds."""
     values, vectors = np.linalg.eigh(x.T @ x)
     along = vectors.T @ (x.T @ y)
     norm = lambda extra: np.linalg.norm(along / (values + lam + extra))

@@ -1,4 +1,4 @@
-"""Linear regression by generalised propose-test-release, tuned privately, beside methods that adapt to nothing.
+"""Linear regression by generalised propose-test-release, tuned privately, beside methods that do not adapt to the data.
 
     python examples/linear_regression/tuning.py --out examples/linear_regression
 
@@ -76,12 +76,12 @@ def balanced_ridge(size, width, epsilon):
 
 
 def least_ridge(epsilon):
-    """The least ridge at which [Wang 2018] can give a posterior sample its privacy whatever the data."""
+    """The least ridge at which the theorem of [Wang 2018] makes a posterior sample (epsilon, DELTA)-DP for all data."""
     return (1.0 + np.log(2.0 / DELTA)) / epsilon
 
 
 def published_precision(size, lam, epsilon):
-    """Precision of OPS-balanced by the formula of [Wang 2018]: a root of a quadratic; less than our pair allows."""
+    """Precision of OPS-balanced by the formula of [Wang 2018]: a root of a quadratic, below `posterior_precision`."""
     log = np.log(2.0 / DELTA)
     lipschitz = 1.0 + min(np.sqrt(size / (2.0 * lam)), size / lam)
     a, b = lipschitz**2 / (lam + 1.0), lipschitz * np.sqrt(log / lam)
