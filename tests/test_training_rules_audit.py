@@ -144,7 +144,7 @@ def fixed():
 
 
 def users(length=1):
-    """One user of three examples among three; each example alone would be clipped to norm 1."""
+    """A case of three users, of whom the first has three examples, which together move the sum by `length` if drawn."""
     plan = plan_of(3, 3, 1.0, sampling_probability=0.5, unit="user")
     with_it = law({0: 0.5, length: 0.5})
     more = {"users": [0, 0, 0, 1, 2], "most": 3}
@@ -157,7 +157,7 @@ def poisson():
 
 
 def cyclic(sigma=1.0):
-    """A record of group 0 that is in each of three passes with probability 0.5; its blocks are columns of C."""
+    """A case whose record, of group 0, is drawn in each pass with probability 0.5 and then adds a column of C."""
     more = {"sampling": "cyclic_poisson", "sampling_probability": 0.5, "groups": 3}
     plan = plan_of(3, 9, sigma, noise=strategies.Banded(3, 9), **more)
     block = of_matrix(plan.noise)[:3, 0]
@@ -206,7 +206,7 @@ def test_one_allocation_for_all_rounds_is_caught():
 
 @pytest.mark.slow
 def test_a_cap_that_is_ignored_is_caught(monkeypatch):
-    """Of ten records one is kept.  Without the cap nine are, and the record is nearly always among them."""
+    """The cap keeps one of ten records.  Without it about nine are kept, and nearly always the audited record."""
     monkeypatch.setattr(sampler, "truncated_poisson", lambda key, size, rate, cap: sampler.poisson(key, size, rate))
     epsilon, claimed = found(capped(cap=1, noise=2.0, steps=4, ignored=True), 3)
     assert epsilon > 1.2 * claimed

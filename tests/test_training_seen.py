@@ -124,7 +124,7 @@ def test_the_line_is_there_before_the_first_look(path):
     fit(trainer_of(), path, callbacks=[watch])
     assert found[:3] == [(1, True, True, True), (2, True, True, True), (3, True, False, False)]
     seen = [line for line in lines(path) if line["kind"] == "seen"]
-    assert [(line["step"], line["until"], line["looked"]) for line in seen] == [(3, 12, True)]  # once is enough
+    assert [(line["step"], line["until"], line["looked"]) for line in seen] == [(3, 12, True)]  # one line suffices
 
 
 WAYS = {
@@ -226,7 +226,7 @@ def test_a_callback_that_raises_has_looked(path, tmp_path, error, checkpoints):
 
 
 def test_an_interrupt_by_hand_counts_the_plan_to_its_end(path):
-    """Who interrupts may have seen the log, the progress or a checkpoint."""
+    """Whoever interrupts a run may have seen the log, the progress or a checkpoint."""
 
     trainer = trainer_of(steps=400)
     with pytest.raises(KeyboardInterrupt):
@@ -453,7 +453,7 @@ def test_a_filter_that_follows_by_hand_forgets_no_promise(path):
 
 
 def test_a_full_disk_shows_nothing(path, monkeypatch):
-    """The line cannot be written: the callback gets an error in the place of outputs."""
+    """If the ledger cannot note the look, the callback gets an error and no outputs."""
     got = []
 
     def full(*_):
@@ -500,7 +500,7 @@ def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, mon
     }
     with monkeypatch.context() as patch:
         patch.setattr(RunLedger, "note", note)
-        if "killed" in way:  # who is killed notes nothing
+        if "killed" in way:  # a killed process notes nothing
             patch.setattr(RunLedger, "cut_off", lambda *_: None)
         patch.setattr("jaxacct.training.run.program.Program.keeps_after", lambda *_: False)
         with suppress(Oops, Killed, KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""Training from a Source: the resident path's result from equal keys, keys that follow from what is loaded, replays."""
+"""Training from a Source: results equal to those of resident data, keys that depend on loaded examples, replays."""
 
 import contextlib
 import itertools
@@ -37,7 +37,7 @@ RULES = {
 
 
 class Rows:
-    """A dataset that is looked up item by item; what it does at some item can be told."""
+    """A dataset that is looked up item by item, and returns `act(number)` for each number that `at` accepts."""
 
     def __init__(self, rows, at=None, act=None):
         self.rows, self.at, self.act, self.seen = rows, at, act, []
@@ -132,7 +132,7 @@ def test_equal_keys_give_what_resident_data_give(equal_keys, sampling):
 
 
 def test_equal_keys_give_the_same_of_users_keys_of_examples_and_adaptive_norms(equal_keys):
-    """Every part of a step that draws: users, examples of a user, the model's own randomness, and the clip norm."""
+    """A Source draws users, their examples, the loss's masks and the clip norm's noise as resident data do."""
     plan = plan_of(20, 0.5, noise=0.5, steps=5, unit="user")
     users = np.random.default_rng(1).integers(0, 17, 60)  # of 20 users four have no example
     loss = lambda w, x, key: jnp.dot(w, x * jax.random.bernoulli(key, 0.5, x.shape))
@@ -328,7 +328,7 @@ def test_other_examples_under_a_draw_that_was_used_are_refused(killed_run):
     trainer, _, more = killed_run
     before = entries(more["ledger"])
     changed = ROWS + np.float32(1e-3)
-    for _ in range(2):  # nothing is written that would let it pass the next time
+    for _ in range(2):  # the first refusal writes nothing that would let the second fit pass
         message = refusal(go_on, killed_run, Source(changed))
         assert "step 6 was released with other examples" in message and "repeats=False" in message
     assert entries(more["ledger"]).seen == before.seen
@@ -462,7 +462,7 @@ def test_an_interrupt_while_the_source_is_waited_for(prefetch, tmp_path, capsys)
 
 
 def test_checkpoints_hold_no_examples(tmp_path, monkeypatch):
-    compile = jax.stages.Lowered.compile  # only the check of the loss has options
+    compile = jax.stages.Lowered.compile  # the loss's check passes options, and it alone is compiled
     monkeypatch.setattr(jax.stages.Lowered, "compile", lambda *low, **how: compile(*low, **how) if how else None)
     monkeypatch.setattr(program.Streamed, "run", lambda self, carried, *given: still(carried, *given, None))
     data = np.random.default_rng(0).normal(size=(60, 20_000)).astype(np.float32)

@@ -81,7 +81,7 @@ RULES = {
 
 
 SLOW = {"without_replacement", "fixed_batches"}
-"""Their permutation is that of truncated samples."""
+"""Rules with the permutation of truncated samples, which the quick tests draw."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in RULES])
@@ -159,7 +159,7 @@ def test_draws_are_what_they_were():
 
 @pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(20, marks=pytest.mark.slow)])
 def test_of_users_the_same_examples_are_taken(most):
-    ids = np.random.default_rng(2).integers(0, 8, 70) * 2  # the odd ones have none
+    ids = np.random.default_rng(2).integers(0, 8, 70) * 2  # users of odd number have no example
     order, first, count = grouped(ids, 16, {(70,)})
     data = user_data(jnp.arange(70), ids, 16)
     chosen = np.array([4, 0, 3, 15, 2, 14])

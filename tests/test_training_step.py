@@ -39,7 +39,7 @@ def many_steps(step):
 
 
 def test_a_run_against_its_definition():
-    """Noise too small to see, clipping and Adam in float64."""
+    """Fifteen steps with next to no noise equal clipped gradient descent with momentum in float64."""
     rng = np.random.default_rng(1)
     x, w = rng.normal(size=(20, 3)).astype(np.float32), np.zeros(3)
     plan = plan_of(20, noise=1e-6, steps=15)
@@ -106,7 +106,7 @@ def test_all_examples_drawn_are_used_and_normalised_by_the_expected_number(varia
 
 
 def audited_epsilon(trainer, runs=20_000):
-    """Gaussian-DP fit at 99.9 % confidence: a planted gradient of norm C; no other example pulls in its direction."""
+    """Lower bound on epsilon by a Gaussian fit, at 99.9 % confidence, from a canary orthogonal to all examples."""
     game = gradient_canaries(trainer, np.tile(np.float32([0, 0.5]), (4, 1)))
     scores = [game.play(jnp.zeros(2), there, runs).scores[:, 0] for there in (False, True)]
     options = {"method": "gaussian_fit", "thresholds": [0.25, 0.5, 0.75]}
@@ -135,7 +135,7 @@ def test_audit_catches_noise_of_the_wrong_scale(monkeypatch):
 
 @pytest.mark.parametrize("z", [1e-50, 1e-40, 1e39])
 def test_noise_that_float32_does_not_hold_is_refused(z):
-    """At 1e-50 nothing was added, while the plan certified a finite epsilon; at 1e39 all became infinite."""
+    """The old code added no noise at 1e-50, under a finite certified epsilon, and infinite noise at 1e39."""
     text = f"noise_multiplier = {z} must be >= 1e-10 and <= 1e+10"
     assert text in refusal(lambda: Trainer(linear, optax.sgd(0.1), plan_of(4, noise=z), 1.0))
     assert text in refusal(lambda: noisy_mean(fresh_key(), z, 1.0, 4.0))

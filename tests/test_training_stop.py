@@ -19,7 +19,7 @@ from jaxacct.training.plan.solver import Filter
 
 
 def trained(plan, ledger, replays=()):
-    """Steps until the plan forbids the next one; some are run a second time, with noise of their own."""
+    """Return the first step that the plan forbids.  Each step in `replays` is taken twice, with other noise."""
     again = dict(replays)
     for step in range(plan.steps + 5):
         if not plan.allows(ledger, step):
@@ -85,7 +85,7 @@ def test_the_stop_sees_other_mechanisms_runs_and_filters(path, tmp_path):
 
 @pytest.mark.parametrize(("replays", "done"), [({}, 60), ({13: 1.0}, 60), ({5: 1.0}, 30)], ids=str)
 def test_the_stop_of_fixed_batches(path, replays, done):
-    """Passes of ten steps; a replay costs a second Gaussian (2.25 later passes) unless its pass has room."""
+    """Passes have ten steps.  A replay of step 5 costs 2.25 passes of later noise; one of step 13 fits in its pass."""
     plan = Plan(
         target_epsilon=1.0, **FIXED, expected_batch_size=100, epochs=6, noise_schedule=[(13, 1.0), (None, 1.5)]
     )  # fmt: skip
@@ -107,7 +107,7 @@ def test_another_partition_in_a_pass_costs_a_pass(path):
 
 
 def test_a_filter_does_not_meet_its_target_beside_other_runs(path):
-    """The claim adds its whole budget to what others have spent, so no step of it may be allowed."""
+    """The claim adds the filter's whole budget to what other runs have spent, so that the plan may allow no step."""
     plan = Plan(target_epsilon=1.0, **FULL, steps=50, data_dependent=True)
     with Ledger.create(path, plan) as ledger:
         ledger.spend(ja.Gaussian(50.0))  # in the run itself: within its budget
@@ -147,7 +147,7 @@ def test_what_was_certified_of_one_run_says_nothing_of_a_dearer_one(path):
 
 
 def test_no_step_is_allowed_beside_releases_under_another_relation(path):
-    """What is 2-DP when a record is added may be 4-DP when one is replaced: 9.99 together, above the target."""
+    """A 2-DP release for an added record may be only 4-DP for a replaced one, so that the costs do not add up."""
     given = {"target_delta": DELTA, "dataset_size": 50, "steps": 4}
     same = {"sampling": "without_replacement", "relation": "replace_one", "expected_batch_size": 50}
     plan = Plan(**given, **same, noise_multiplier=9.0)
@@ -196,7 +196,7 @@ def test_the_stop_expects_exactly_what_the_entries_will_cost(rule, schedule, dat
 
 @pytest.mark.parametrize(("noise", "last"), [(strategies.Identity(), 0.5), (strategies.Banded(3), 1.5)], ids=str)
 def test_a_pass_of_groups_that_was_noted_goes_on_without_its_name(noise, last):
-    """A run repeats step 3 with another key. Its next step belongs to a pass with entries, labelled or not."""
+    """After a replay of step 3 the next step is 4.  Its pass has an entry, step 7, so that it needs no label."""
     given = {"target_delta": DELTA, "dataset_size": 20, "sampling": "cyclic_poisson", "sampling_probability": 0.6}
     plan = Plan(**given, groups=4, noise=noise, noise_multiplier=2.0, steps=9, noise_schedule=[(7, 1.0), (None, last)])
     spent = Spent(shared=0 if plan.shared else None)
@@ -219,7 +219,7 @@ def test_a_shorter_plan_in_a_fixed_order_goes_on_in_the_pass_of_the_longer_one()
 
 
 def test_a_plan_that_no_step_has_followed_shares_no_noise(path):
-    """Independent noise that falls costs no more than its passes, also if another plan was chosen at first."""
+    """A plan with independent noise costs the same if a banded plan was replaced by it before the first step."""
     given = {"target_delta": DELTA, "dataset_size": 20, "sampling": "cyclic_poisson", "sampling_probability": 0.6}
     first, plan = (
         Plan(**given, groups=4, noise=noise, noise_multiplier=2.0, steps=8, noise_schedule=schedule)

@@ -94,7 +94,7 @@ def test_a_run_within_a_run_leaves_the_outer_ones_entries_what_they_are(path):
 
 @pytest.mark.usefixtures("still_steps")
 def test_runs_in_threads_on_one_open_ledger_each_have_their_own_entries(path, monkeypatch):
-    """Both want to note their first step at once; if they may, each waits until the other is about to write."""
+    """Both runs note their first step at once.  Without a lock each would wait until the other is about to write."""
     together, at_once = threading.Barrier(2), threading.Barrier(2)
     real, real_note = run_ledger.RunLedger.note, run_ledger._note
 
@@ -184,7 +184,7 @@ def test_arrays_that_a_loss_closes_over_are_part_of_the_program(size):
 
 @pytest.mark.usefixtures("still_steps")
 def test_the_budget_stops_the_run(tmp_path):
-    """A ledger that holds something else already: fewer steps, and the whole within the target."""
+    """A run stops early if its ledger holds an earlier release, so that both together meet the target."""
     plan = Plan(target_epsilon=2.0, target_delta=1e-5, dataset_size=10, sampling_probability=1.0, steps=8)
     with Ledger.create(tmp_path / "run", plan, "before") as ledger:
         ledger.spend(ja.Gaussian(2 * plan.noise_multiplier / math.sqrt(8)), "an earlier look")
@@ -282,7 +282,7 @@ def test_other_data_in_the_middle_of_a_pass_are_another_pass(tmp_path):
 
 @pytest.mark.parametrize("sampling, q", [("without_replacement", 0.3), ("fixed_batches", 0.4)])
 def test_other_ways_to_draw(sampling, q):
-    """Every batch has its size; fixed batches hold every example once in a pass."""
+    """Each batch without replacement has three examples; fixed batches hold every example once in a pass."""
     trainer = drawing_trainer(plan_of(10, q=q, steps=6, sampling=sampling))
     seen = [np.zeros(10)]
     trainer.fit(
@@ -348,7 +348,7 @@ def test_bad_training_is_refused(call, text):
 @pytest.mark.usefixtures("still_steps")
 @pytest.mark.parametrize("ledger", [None, "run"])
 def test_a_candidate_of_a_tuning_goes_on_with_no_plan_that_forgets_the_choice(tmp_path, ledger):
-    """One of ten runs of epsilon 1.55 costs 4.78 when it is chosen; its steps alone met a target of 2.5."""
+    """The best of ten runs of epsilon 1.55 costs 4.78; a plan that counts one run alone would meet a target of 2.5."""
     given = {"target_delta": 1e-5, "dataset_size": 10, "sampling_probability": 1.0}
     one = Plan(**given, noise_multiplier=5.0, steps=4, repetitions=ja.selection.PointMass(10))
     data, path = jnp.linspace(0.0, 1.0, 20).reshape(10, 2), ledger and tmp_path / ledger

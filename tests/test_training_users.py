@@ -65,7 +65,7 @@ def test_of_many_examples_a_uniform_subset_is_taken_and_of_few_all():
     np.testing.assert_allclose(weights.sum(2)[:, :3], 1.0, rtol=1e-6)
     assert (weights[:, 3] == 0).all()
     assert {tuple(sorted(row[:2])) for row in examples[:, 0].tolist()} == {(0, 6)}
-    assert (examples[:, 0, 2] == 0).all() and (examples[:, 2, 2] == 7).all()  # filled with their own, not with others'
+    assert (examples[:, 0, 2] == 0).all() and (examples[:, 2, 2] == 7).all()  # free places repeat an own example
     chosen = [tuple(sorted(row)) for row in examples[:, 1].tolist()]
     known = list(itertools.combinations(range(1, 6), 3))
     counts = np.array([chosen.count(subset) for subset in known])

@@ -108,7 +108,7 @@ def test_laws_have_the_mean(family, mean):
 
 @pytest.mark.slow  # tests/test_tuning_search.py has the accounting of both
 def test_rounds_and_adaptive_candidates_are_compared():
-    """Eight candidates: a fixed number that may look back costs the most, rounds lie between."""
+    """Of eight candidates adaptive ones need the most noise and i.i.d. ones the least; two rounds lie between."""
     found = advisor.advise(
         TARGET,
         DELTA,

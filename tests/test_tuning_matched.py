@@ -33,7 +33,7 @@ def test_every_candidate_has_the_least_noise_for_one_epsilon(plan):
 def test_the_whole_is_between_selections_of_the_best_and_the_worst_candidate():
     unequal = tuning.MatchedPlan(4.0, DELTA, 1000, LAW, sampling_probability=[0.1, 1.0], steps=[4])
     each = [ja.epsilon(selection.select(one.mechanism, LAW), DELTA) for one in unequal.plans]
-    assert each[0].upper != pytest.approx(each[1].upper, rel=1e-3)  # equal at one point, not elsewhere
+    assert each[0].upper != pytest.approx(each[1].upper, rel=1e-3)  # the runs share one (epsilon, delta) alone
     assert min(b.lower for b in each) <= unequal.epsilon.upper <= 1.001 * max(b.upper for b in each)
     assert unequal.epsilon.upper <= 4.0
 

@@ -39,7 +39,7 @@ def first(count):
 
 
 def by_hand(loss, optimizer, plan, params, clip, root, data, micro, adaptive=None):
-    """A Python loop over the trainer's step, the keys derived from the root as they are named."""
+    """The parameters after a Python loop over the trainer's step, with the root's keys of steps and passes."""
     step = jax.jit(private_step(StepRule(loss, optimizer, plan.sampling, micro, "auto", adaptive)))
     carried = Carried(params, optimizer.init(params), jnp.float32(clip), jnp.int32(0))
     key = jax.random.wrap_key_data(jnp.asarray(key_words([root])[0]), impl=CHACHA20)

@@ -120,7 +120,7 @@ def plan_of(points=None, **changed):
 
 
 def grid(points):
-    """A mixture of settings goes through points of its profile, and needs many."""
+    """A plan with two settings, whose mixture needs many points of the tuning's profile to be accurate."""
     return plan_of(points, steps=[2, 6], sampling_probability=[1.0])
 
 
@@ -148,7 +148,7 @@ def test_noise_is_monotone(plans):
 
 
 def test_settings_share_one_guarantee(monkeypatch):
-    """At a given noise: nothing is searched for."""
+    """Runs of 2 and of 6 steps have the same (epsilon, delta).  A fixed value replaces the search for the noise."""
     monkeypatch.setattr(tuning_plans, "least_noise", lambda epsilon, target, near: 0.5)  # runs that are (2, DELTA)-DP
     whole = grid(20)
     short, long = whole.settings

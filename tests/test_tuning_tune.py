@@ -77,7 +77,7 @@ def test_the_whole_meets_its_target(monkeypatch):
     again = ja.epsilon(selection.select(GEOMETRIC.mechanism, selection.Geometric(0.1)), 1e-5)
     assert 7.99 < best.epsilon.upper <= 8.0 and best.epsilon.kind == "certified"
     assert again.lower <= best.epsilon.upper and best.epsilon.lower <= again.upper
-    assert ja.epsilon(GEOMETRIC.mechanism, 1e-5).upper < 6.0  # one run alone is not what the budget is for
+    assert ja.epsilon(GEOMETRIC.mechanism, 1e-5).upper < 6.0  # the choice costs the rest of 8
 
 
 def test_the_best_of_all_candidates_wins(forced):
@@ -249,7 +249,8 @@ def test_a_score_on_private_validation_data_costs_no_more_than_the_worse_of_both
     noise = noise_for_score(selection.Geometric(0.1), 8.0, 1e-5, "add_or_remove_one")
     alone = ja.epsilon(selection.select(ja.Gaussian(noise), selection.Geometric(0.1)), 1e-5)
     assert 7.99 < alone.upper <= 8.0 and best.epsilon.upper <= 8.0
-    found = ja.epsilon(best.mechanism, 1e-5)  # as a ledger asks; two upper bounds prove no lower end
+    # a ledger claims this epsilon; as the larger of two upper bounds it has no lower end
+    found = ja.epsilon(best.mechanism, 1e-5)
     assert 7.99 < found.upper <= best.epsilon.upper * (1 + 1e-9) and found.lower == 0.0 and found.kind == "bound"
     few = lambda _, at, **more: ja.PrivacyProfile(at, np.ones_like(at))
     monkeypatch.setattr(private_score, "candidates_profile", few)  # takes seconds

@@ -209,7 +209,7 @@ def test_options_that_can_be_used_are():
     ],
 )
 def test_what_is_no_mechanism_is_refused(value):
-    """By every public call that takes a mechanism, in one line and one style, which names the argument."""
+    """Every public call that takes a mechanism refuses the value in one line, in one style, and names the argument."""
     law = selection.Geometric(0.1)
     calls = {
         "mechanism": [

@@ -109,7 +109,7 @@ def test_two_sampled_steps_equal_a_double_integral(direction):
     mix = lambda x: 1 - rate + rate * np.exp((2 * x - 1) / (2 * sigma**2))
 
     def one(grown):
-        """H at any grown > 0 of one step."""
+        """Hockey-stick divergence of one step where e^epsilon is `grown`, for any grown > 0."""
         above = 1 + (grown - 1) / rate if direction == "remove" else (1 / grown - 1 + rate) / rate
         at = sigma**2 * np.log(np.maximum(above, 1e-300)) + 0.5
         if direction == "remove":
@@ -135,7 +135,7 @@ def test_two_sampled_steps_equal_a_double_integral(direction):
 
 
 def test_smoothing_brackets_the_truth():
-    """A sum that is cut short is smoothed, and still holds the truth."""
+    """The smoothed sum, which is cut short, gives a wider enclosure, which still overlaps the exact one."""
     run = ja.repeat(ja.RandomizedResponse(0.6, 3), 40)
     build = lambda: loss_definition.expand(run, "add_or_remove_one", "remove")
     exact = delta_enclosure.enclose(build, 10.0, -5.0, 0)
@@ -148,7 +148,7 @@ def test_smoothing_brackets_the_truth():
 @pytest.mark.parametrize("direction", ["remove", "add"])
 @pytest.mark.parametrize("sigma", [0.2, 1.0, 30.0])
 def test_moments_equal_a_direct_integral(sigma, direction):
-    """M(c + it) from the nodes against a fine sum of the definition in mpmath, t where the phase turns fast."""
+    """The moment at c + i t, whose phase turns fast, equals a fine sum of its definition in mpmath."""
     rate, c, t = 0.05, 2.5, 7.0
     run = ja.dp_sgd(sigma, rate, 10)
     with precision(200):
@@ -338,7 +338,7 @@ def test_simple_tests_hold_the_truth(direction):
 
 
 def test_one_step_without_replacement_takes_the_larger_order():
-    """g H_{1 + (E-1)/g}(P || Q) and its add counterpart, of either order of two unlike laws, by plain sums."""
+    """In each direction delta is the larger one of the two orders of (P, Q), here by plain sums over three outcomes."""
     p, q, g, epsilon = np.array([0.7, 0.2, 0.1]), np.array([0.3, 0.3, 0.4]), 0.3, 0.15
     grown = math.exp(epsilon)
     apart = lambda one, two: float(np.maximum(one - grown * two, 0).sum())

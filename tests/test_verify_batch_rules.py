@@ -30,12 +30,12 @@ def enclosed(mechanism, direction, epsilon, near, relation="add_or_remove_one", 
 
 @pytest.fixture(autouse=True)
 def few_digits(monkeypatch):
-    """Enough for what `holds` asks."""
+    """Oracles compute in 25 digits, which are enough for `holds`."""
     monkeypatch.setattr(oracles, "DIGITS", 25)
 
 
 def holds(ends, value, share=1e-8):
-    """The value, known within a share, lies in the enclosure, which is narrow."""
+    """Whether the enclosure is narrow and holds the value, whose relative error is at most `share`."""
     low, high = ends
     value = float(value)
     return low <= value * (1 + share) and high >= value * (1 - share) and high - low <= 1e-6 * value
@@ -69,7 +69,7 @@ def test_many_slots_by_sampling(direction):
     ],
 )
 def test_allocation_at_reference_values(slots, sigma, remove, add, delta):
-    """Solved in 48 digits by another contour; ten digits of epsilon are about seven of delta."""
+    """Another contour gave the epsilons, in 48 digits; their ten digits here give delta to about seven."""
     for direction, epsilon in (("remove", remove), ("add", add)):
         low, high = allocated(sigma, slots, direction, epsilon, delta)
         assert math.isclose(low, delta, rel_tol=1e-6) and math.isclose(high, delta, rel_tol=1e-6)
@@ -166,7 +166,7 @@ def test_zero_out_without_replacement(direction):
     ],
 )
 def test_many_steps_at_reference_values(mechanism, remove, add, delta):
-    """Found by a damped inversion in float64; nine digits of epsilon."""
+    """A damped inversion in float64 gave the epsilons, to nine digits."""
     if remove is None:
         rows = csv.DictReader((Path(__file__).parent / "data" / "groups.csv").open())
         (row,) = [r for r in rows if r["noise_multiplier"] == "3" and r["group"] == "4"]
@@ -191,7 +191,7 @@ def test_a_group_without_replacement_is_not_verified_by_the_pair_of_one_record()
 
 @pytest.mark.parametrize(("n", "q", "cap"), [(200, 1 - 1e-12, 131), (200, 0.99, 1), (10_000, 0.1, 100)])
 def test_a_cap_far_below_the_mean_is_not_free(n, q, cap):
-    """Binomial terms beyond 1e308 times the one at the cap gave epsilon = 0."""
+    """The old code gave epsilon = 0 if a binomial term exceeds the term at the cap by a factor of 1e308."""
     step = ja.TruncatedPoissonSampled(ja.Gaussian(0.5), q, n, cap)
     found = ja.delta(step, 0.0, relation="remove_one")
     # with probability 1 - 1e-300 the others fill the batch, and the record is in it with probability cap/n
@@ -204,7 +204,7 @@ def test_a_cap_far_below_the_mean_is_not_free(n, q, cap):
     [(0.5, 1, 100, 1e9, 1e-3), (5.0, 1, 100, 1e8, 1e-5), (20.0, 2, 10_000, 1e9, 1e-12)],
 )
 def test_brackets_of_very_many_steps_are_not_refuted(sigma, draws, n, steps, delta):
-    """The rounding of a billion steps was not counted in full: delta at the upper end was 3e-8 too large."""
+    """The old code did not count all rounding of a billion steps: delta at the upper end was 3e-8 too large."""
     mechanism = ja.repeat(ja.SampledWithReplacement(ja.Gaussian(sigma), draws, n), steps)
     found = ja.epsilon(mechanism, delta, relation="add_one")
     assert ja.verify(mechanism, found, delta=delta, relation="add_one").status != "refuted"

@@ -158,7 +158,7 @@ def test_a_rule_names_the_fields_and_uses_them(kind):
 
 
 def test_a_known_class_with_a_new_field_is_not_covered(monkeypatch):
-    """What a later version of a class adds is refused without anybody's care."""
+    """A field that a later version of a class adds is refused, though nobody has changed the class's rule."""
     made = dataclasses.make_dataclass("Later", [("noise_multiplier", Any), ("group", int, 1)], frozen=True)
     from jaxacct.verification import loss_definition
 
@@ -229,7 +229,7 @@ FIRST, SECOND = ([0.9, 0.1], [0.6, 0.4]), ([0.6, 0.4], [0.9, 0.1])
 
 
 def hockey_stick(pairs, epsilon):
-    """delta of two laws per step by all outcomes."""
+    """delta(epsilon) of independent steps, summed over all outcomes; `pairs` has the two laws of each step."""
     total = 0.0
     for outcome in itertools.product(*(range(len(p)) for p, _ in pairs)):
         p, q = (math.prod(law[k][i] for law, i in zip(pairs, outcome, strict=True)) for k in (0, 1))
@@ -238,7 +238,7 @@ def hockey_stick(pairs, epsilon):
 
 
 def test_mixed_orders_of_replaced_records_count():
-    """The largest over all orders, and over orders that depend on the first output, by brute force."""
+    """Brute force gives the largest delta over all fixed orders, and over orders that depend on the first output."""
     run, epsilon = ja.compose(ja.FiniteOutput(*FIRST), ja.FiniteOutput(*SECOND)), 0.3
     ways = list(itertools.product((FIRST, FIRST[::-1]), (SECOND, SECOND[::-1])))
     fixed = max(hockey_stick(way, epsilon) for way in ways)
@@ -260,7 +260,7 @@ def test_mixed_orders_of_replaced_records_count():
     assert status(run, fixed * (1 - 1e-9), 1.0, **asked) == "verified"
     answer = ja.delta(run, epsilon, relation="replace_one")
     assert ja.verify(run, answer, **asked).status == "verified"
-    # one pair of laws has one order at a time, whatever stands beside it
+    # where a single step has unlike orders, delta is the larger one of its two orders
     alone = ja.compose(ja.FiniteOutput(*FIRST), ja.RandomizedResponse(0.6))
     most = max(hockey_stick([way, ([0.6, 0.4], [0.4, 0.6])], epsilon) for way in (FIRST, FIRST[::-1]))
     assert status(alone, most * (1 - 1e-9), most * (1 + 1e-9), **asked) == "verified"

@@ -67,7 +67,7 @@ def as_matrix(strategy):
 
 
 def brute_force(matrix, way):
-    """Bounds of the largest squared move over all patterns, the lower one by all signs."""
+    """Bounds of the largest squared move over all patterns: low by all signs, high by the entries of |C^T C|."""
     n = matrix.shape[1]
     apart = lambda pattern: all(j - i >= way.separation for i, j in itertools.pairwise(pattern))
     sizes = range(1, n + 1)

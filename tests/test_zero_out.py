@@ -1,4 +1,4 @@
-"""The relation zero_out: equal to add/remove where nobody is displaced, and never answered by that pair elsewhere."""
+"""zero_out equals add/remove where a record displaces no other; elsewhere it is never answered by add/remove."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def same(one, two):
 
 
 SLOW = ("GaussianNoisyMax", "MixtureOfGaussians", "SmoothSensitivityGaussian")
-"""Examples whose pair takes seconds where another process runs."""
+"""Examples whose pair of laws takes seconds to compute while another process runs."""
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ DISPLACED = {
     "candidates": lambda m: selection.candidates_profile([m], [0.5], relation="zero_out"),
     "claim": lambda m: audit.one_run(5, 10, 20, claim=ja.profile(m, "zero_out"), delta=1e-5),
 }
-"""Calls that ask for one direction by its name or for a pair, each once answered by the pair of add/remove."""
+"""Calls for one direction or for a pair of directions; the old code answered each by the pair of add/remove."""
 
 
 @pytest.mark.parametrize("call", DISPLACED)

@@ -30,7 +30,7 @@ def mu2(ledger):
 
 
 def written(path):
-    """A ledger of a run with three steps, the last line of which a crash can cut off."""
+    """Write a ledger with three steps, and return its bytes; a test can cut off the last line, as a crash does."""
     with Ledger.create(path, PLAN, run="r") as ledger:
         for step in range(3):
             note(ledger, step, noise=[10.0, 4.0, 10.0][step])

@@ -38,7 +38,7 @@ def plan_of(size, q=1.0, noise=1.0, steps=1, **more):
 
 
 def still(carried, words, pass_words, data, now, frozen=None):
-    """A step that moves nothing, compiled in no time, for tests of what is counted whatever the steps put out."""
+    """A step that moves nothing and compiles in no time, for tests of counts that do not depend on outputs."""
     none = jnp.int32(0)
     return carried, Observed(jnp.float32(0), (), none, none, none, None)
 
@@ -88,12 +88,12 @@ def drawing_trainer(plan, rate=1.0):
 
 
 sgd, adam = functools.cache(optax.sgd), functools.cache(optax.adam)
-"""The same object for the same rate, for `shared`."""
+"""Cached, so that `shared` gets the same object for the same rate."""
 _FIRST = {}
 
 
 def shared(loss, optimizer, plan, clip_norm=1.0, **more):
-    """A Trainer.  All with the same loss, optimizer, batches and settings, whatever their plans, compile one program.
+    """A Trainer that shares its program with those of the same loss, optimizer, batches and settings, for any plan.
 
     A test that changes what a step does makes a Trainer of its own.
     """
