@@ -144,7 +144,7 @@ def test_little_noise_needs_no_long_lines(sigma, slots):
 
 
 def test_rounds_together_have_the_profiles_they_have_alone(monkeypatch):
-    s, t = np.array([0.5, 1.5, 1e-5]), np.array([100.0, 300.0, 7.0])  # the last round has theorems only
+    s, t = np.array([0.5, 1.5, 1e-5]), np.array([100.0, 300.0, 7.0])  # only theorems bound the last round
     alone = [round_profile(*one, -1.0) for one in zip(s, t, strict=True)]
     together = contour.round_profiles(s, t, -1.0)
     for one, other in zip(alone, together, strict=True):

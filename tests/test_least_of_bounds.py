@@ -1,4 +1,4 @@
-"""Where several theorems hold, the answer is the smallest: each oracle is another theorem, written down anew here."""
+"""Where several theorems hold, the answer is the smallest bound. The tests write each theorem down anew."""
 
 import mpmath as mp
 import numpy as np

@@ -383,7 +383,7 @@ def test_a_round_whose_pairs_fail_leaves_the_others(failing, sigma, is_finite, m
     assert found.upper[0] <= (told * (1.0 + 1e-3) if is_finite else np.inf) and expected.status[0] == "ok"
 
 
-@pytest.mark.slow  # `test_only_the_wide_rows_of_a_batch_are_asked_again` has the first of these
+@pytest.mark.slow  # the quick `test_only_the_wide_rows_of_a_batch_are_asked_again` has the first row
 @pytest.mark.parametrize(("sigma", "slots", "rounds", "delta", "lower", "upper"), ONE_SLOT)
 def test_rounds_where_one_slot_decides_are_asked_again_with_more_losses(sigma, slots, rounds, delta, lower, upper):
     run = allocation(sigma, slots, rounds)

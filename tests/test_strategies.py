@@ -119,7 +119,7 @@ def test_errors_are_those_of_dense_matrices(n):
 
 @pytest.mark.parametrize("scales, decays", [((0.4, 0.3), (0.9, 0.2)), ((0.3, 0.2, 0.3), (0.9, 0.9, 0.0))])
 def test_a_long_buffered_matrix_has_the_errors_of_a_short_one(scales, decays):
-    """Its inverse is buffered, so 100,000 steps take no longer than their output."""
+    """The inverse is buffered, too. So the time for 100,000 steps is that of writing their errors down."""
     short = BLT(len(scales), 300, scales=scales, decays=decays)
     unit = np.linalg.inv(dense(short))[:, 0]
     np.testing.assert_allclose(short.inverse_column(), unit, atol=1e-13)

@@ -170,7 +170,7 @@ def test_a_function_is_told_once_what_an_interrupt_left_behind(followed_run):
 
 
 def test_records_wait_for_the_table_and_not_for_ever(monkeypatch, at_once):
-    """A thread computes the table, once; a record that waits too long is told without epsilon, and says why."""
+    """A thread computes the table, once; a record that waits too long is written without epsilon, and says why."""
     go, calls, real = threading.Event(), [], Plan.epsilon_curve
 
     def slow(plan, points=64):

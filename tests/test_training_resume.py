@@ -208,7 +208,7 @@ def mu(*parts):
 
 @pytest.mark.parametrize("way", ["state", "folder", "ledger"])
 def test_what_a_plan_spent_counts_under_the_next(tmp_path, way):
-    """Twenty steps at noise .5 cost 68; a trainer with noise 5 that goes on with them used to claim less than 1."""
+    """Twenty steps at noise .5 cost 68; a trainer with noise 5 that resumes after them claimed less than 1."""
     first, second = trained(full(0.5, 20)), trained(full(5.0, 30))
     folder = {"checkpoints": tmp_path / "run"} if way == "folder" else {}
     state = first.fit(first.init(jnp.zeros(2)), DATA, progress=False, **folder)

@@ -1,4 +1,4 @@
-"""The ledger knows that outputs were seen: however early a run ends, its readers claim no less than the run's state."""
+"""The ledger knows that outputs were seen: however early a run ends, its reader claims no less than the state."""
 
 import copy
 import functools

@@ -149,7 +149,9 @@ def test_noise_is_monotone(plans):
 
 def test_settings_share_one_guarantee(monkeypatch):
     """Runs of 2 and of 6 steps have the same (epsilon, delta).  A fixed value replaces the search for the noise."""
-    monkeypatch.setattr(tuning_plans, "least_noise", lambda epsilon, target, near: 0.5)  # runs that are (2, DELTA)-DP
+    monkeypatch.setattr(
+        tuning_plans, "least_noise", lambda epsilon, target, near: 0.5
+    )  # with noise .5 a run is (2, DELTA)-DP
     whole = grid(20)
     short, long = whole.settings
     assert (short.steps, long.steps) == (2, 6)

@@ -260,7 +260,7 @@ def test_mixed_orders_of_replaced_records_count():
     assert status(run, fixed * (1 - 1e-9), 1.0, **asked) == "verified"
     answer = ja.delta(run, epsilon, relation="replace_one")
     assert ja.verify(run, answer, **asked).status == "verified"
-    # where a single step has unlike orders, delta is the larger one of its two orders
+    # if only one step has unlike orders, delta is the larger of the deltas of its two orders
     alone = ja.compose(ja.FiniteOutput(*FIRST), ja.RandomizedResponse(0.6))
     most = max(hockey_stick([way, ([0.6, 0.4], [0.4, 0.6])], epsilon) for way in (FIRST, FIRST[::-1]))
     assert status(alone, most * (1 - 1e-9), most * (1 + 1e-9), **asked) == "verified"

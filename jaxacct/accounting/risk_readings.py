@@ -154,7 +154,7 @@ DOUBLINGS = 3
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
 STALLED = 0.8
-"""A row ends if a round leaves more than this share of a width that is "ok", or a further round of any width."""
+"""A row ends if a round leaves more than this share of the width, and either the width is "ok" or ROUNDS are over."""
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004

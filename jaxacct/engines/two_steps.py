@@ -401,7 +401,7 @@ class Cells(NamedTuple):
 
 
 def first_loss(steps: Steps, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return log mix, the first step's log likelihood ratio at the output u, and a bound on the error of log mix."""
+    """Return the first step's log likelihood ratio, log mix, at the output u, and a bound on its error."""
     s, q = 1.0 / steps.sigma, steps.q
     y = s * (u - 0.5 * s)
     part = q * np.expm1(np.minimum(y, LARGEST_EXPONENT))

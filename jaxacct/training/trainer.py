@@ -369,7 +369,7 @@ class Trainer:
             if ledger is not None:
                 ledger.seen(plan, step, looked)
 
-        # several processes write into the ledger only together, so they write that outputs are seen before any callback
+        # several processes write into the ledger only together: before any callback they write that outputs are seen
         alone = processes.count == 1
         looks, noted, noted_until = Looks(state.seen, see if alone else lambda: None), alone, step
 

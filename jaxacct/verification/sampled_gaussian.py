@@ -272,7 +272,7 @@ class SampledGaussian:
             found = top + np.log(np.exp(logs - top[:, None]).sum(-1) * np.maximum(step, 1e-300) / np.sqrt(2 * np.pi))
             total = np.logaddexp(total, np.where(step > 0, found, -np.inf))
         if self._bounded and self.direction == "remove":
-            # Far above the window mix^exponent may grow faster than the cuts' shares fall. So add the peak there.
+            # mix^exponent may grow faster, far above the window, than the cuts' shares fall. So add the peak there.
             far = max(self._top(9.0), 1.0)
             u = far * np.geomspace(1.0, max(float(np.max(exponent)) / float(self.sigma.mid()) / far, 1.0), 200)
             logs = self._log_density(u) + exponent * self._log_mix(u) + np.log(u)
