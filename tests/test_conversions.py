@@ -87,6 +87,7 @@ def test_renyi_to_epsilon_is_the_formula_minimised():
     np.testing.assert_allclose(epsilon_from_renyi(orders, values, [1e-5, 1e-9]).upper, brute, rtol=1e-12)
     found = epsilon_from_renyi(orders, np.stack([values, 2 * values], 1), 1e-5)
     assert found.shape == (2,) and found.upper[1] > found.upper[0] and (found.kind == "bound").all()
+    assert (renyi_divergences.delta_from_renyi([2.0], [0.1], [744.0, 1e9]).upper > 0.0).all()  # e^-1e9 underflows
     back = renyi_divergences.delta_from_renyi(orders, values, epsilon_from_renyi(orders, values, 1e-5).upper)
     assert back.upper == pytest.approx(1e-5, rel=1e-9)
 

@@ -1,5 +1,6 @@
 """Ledgers: what counts, and how often."""
 
+import dataclasses
 import math
 from collections import defaultdict
 
@@ -163,6 +164,24 @@ def test_what_serves_every_relation_costs_more_where_a_record_is_replaced(each):
         return
     moved, replaced = (ja.epsilon(each, DELTA, relation=r).upper for r in ("add_or_remove_one", "replace_one"))
     assert each.of_every_relation() == bool(replaced > moved)
+
+
+SAMPLED = (
+    ja.PoissonSampled(ja.Gaussian(1.0), 0.1),
+    ja.SampledWithoutReplacement(ja.Gaussian(1.0), 0.1, dataset_size=100),
+    ja.SampledWithReplacement(ja.Gaussian(1.0), 10, 100),
+    ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.1, 100, 20),
+)
+
+
+@pytest.mark.parametrize("each", [*EXAMPLES, *SAMPLED], ids=lambda each: type(each).__name__)
+def test_every_mechanism_can_be_noted_also_without_its_optional_fields(each, path):
+    usual = {field.name: field.default for field in dataclasses.fields(each) if field.metadata.get("optional")}
+    both = each, dataclasses.replace(each, **usual)
+    with Ledger.create(path, PLAN) as ledger:
+        for one in both:
+            ledger.spend(one, "one release")
+    assert tuple(line.mechanism for line in Ledger.read(path).runs[ledger.run].noted) == both
 
 
 def test_bins_that_share_noise_serve_every_relation():

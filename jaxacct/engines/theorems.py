@@ -35,8 +35,9 @@ SUBNORMAL = 1e-307
 def tests_of(parts: Components) -> Tests:
     """Return all tests of every row of the batch. Equal rows, such as one mechanism at many eps, are computed once."""
     table = np.concatenate([x.reshape(len(parts.sign), -1) for x in parts], axis=1)
-    _, first, back = np.unique(table, axis=0, return_index=True, return_inverse=True)
-    parts = parts.take(first)
+    places: dict[bytes, int] = {}
+    back = np.array([places.setdefault(row.tobytes(), len(places)) for row in table], np.intp)
+    parts = parts.take(np.unique(back, return_index=True)[1])
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         found = [plain(parts)]
         for gaussian in _gaussians(parts):

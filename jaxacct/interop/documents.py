@@ -97,7 +97,7 @@ def to_json(mechanism: Mechanism) -> str:
 
 
 def to_whole_json(mechanism: Mechanism) -> str:
-    """Return a mechanism as JSON with every field. `to_json` leaves out optional fields that have their defaults."""
+    """Return a mechanism as JSON with every field that is not None. `to_json` also leaves out fields with defaults."""
     return _text(mechanism, every=True)
 
 
@@ -199,7 +199,8 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
     for field in dataclasses.fields(cls):
         value = getattr(mechanism, field.name)
         here = f"{path}.{field.name}"
-        if not every and field.metadata.get("optional") and value == field.default:
+        left_out = field.metadata.get("optional") and value == field.default
+        if left_out and (not every or value is None):
             continue  # so that the text is the same as before the class had this field
         if isinstance(value, Mechanism):
             out[field.name] = _encode(value, here, depth + 1, count, every)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import (
     DELTA,
@@ -474,7 +474,8 @@ def delta_from_renyi(orders: ArrayLike, values: ArrayLike, epsilon: ArrayLike) -
     with np.errstate(over="ignore"):
         each = np.where(orders > 1.0, np.exp(np.minimum(c * (values - epsilon) + log_kappa(c), 1.0)), 1.0)
     near = np.min(np.where(orders >= 1.0, values, np.inf), axis=0)
-    delta = np.minimum(np.minimum(np.min(each, axis=0), np.sqrt(-np.expm1(-near))) * UP_EXPONENTIAL, 1.0)
+    least = np.minimum(np.min(each, axis=0), np.sqrt(-np.expm1(-near))) * UP_EXPONENTIAL
+    delta = np.where(near > 0.0, np.minimum(least + SMALLEST_POSITIVE, 1.0), 0.0)  # e^x may underflow to 0
     return Bounds(np.zeros_like(delta), delta, delta, "bound", engine="renyi")
 
 

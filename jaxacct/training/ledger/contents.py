@@ -161,7 +161,7 @@ class Spent:
         self._release(entry)
 
     def leads_to(self, now: Turn) -> bool:
-        """Return whether `now` is step `shared`, a repeat, or `follows` the last step.  If not, each adds a release."""
+        """Return whether `now` is step `shared`, a repeat, or `follows` the last. Another step costs a release more."""
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
