@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 import jaxacct as ja
 from jaxacct.representations import profile_conversions, renyi_divergences
-from jaxacct.representations.profile_conversions import profile_from_tradeoff, tradeoff_from_profile
+from jaxacct.representations.profile_conversions import gdp_from_profile, profile_from_tradeoff, tradeoff_from_profile
 from jaxacct.representations.renyi_divergences import epsilon_from_renyi, tradeoff_from_renyi
 
 
@@ -157,3 +157,17 @@ def test_true_positive_rates_of_losses_beyond_the_exponential_of_float64(mechani
     """Slopes stop before e^eps overflows; the attack is all but certain at any rate of false positives."""
     found = ja.profile(mechanism).true_positive_rate([1e-300, 1e-10, 0.25])
     assert np.all(found.lower > 0.99999) and np.all(found.upper == 1.0) and np.all(found.status == "ok")
+
+
+def test_points_that_no_mechanism_has_are_refused_and_extremes_answered():
+    for made in (lambda: profile_from_tradeoff([], [], 0.0), lambda: tradeoff_from_profile([], [], 0.5)):
+        assert "is empty" in refusal(made)
+    assert "orders is empty" in refusal(renyi_divergences.delta_from_renyi, [], [], 1.0)
+    assert "must be <= 1 - fpr" in refusal(profile_from_tradeoff, [0.0, 0.5, 1.0], [0.2, 0.9, 0.0], 0.0)
+    far = profile_from_tradeoff([0.0, 1.0], [0.9, 0.0], [1.0, 1e3])
+    assert far.upper[1] >= 0.1 and far.upper[1] <= far.upper[0] and (far.lower == 0.0).all()
+    assert (
+        tradeoff_from_profile([0.0, 800.0], [0.3, 1e-300], 0.1).lower == tradeoff_from_profile([0.0], [0.3], 0.1).lower
+    )
+    assert "no value from -700" in refusal(tradeoff_from_profile, [800.0], [0.1], 0.1)
+    assert gdp_from_profile([1.0, 1e300], [0.1, 1e-320]).status.tolist() == ["ok", "width"]

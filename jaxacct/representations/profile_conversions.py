@@ -14,9 +14,12 @@ import numpy as np
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import NON_NEGATIVE, OPEN_PROBABILITY, PROBABILITY, REAL, InputError, check
+from jaxacct.core.validation import NON_NEGATIVE, OPEN_PROBABILITY, PROBABILITY, REAL, InputError, check, refuse_where
 from jaxacct.engines import closed_form
 from jaxacct.engines.loss_moments import Interval
+
+LARGEST_EPS = 700.0
+"""Points of larger |eps| are left out, and a larger eps has the delta of this one: e^709 is near float64's end."""
 
 
 def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, *, symmetric: bool = True) -> Bounds:
@@ -42,6 +45,10 @@ def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, 
     """
     eps = np.atleast_1d(check("epsilon", epsilon, REAL))
     low, high, kind = _values("delta", delta, eps.shape)
+    kept = np.abs(eps) <= LARGEST_EPS
+    if not kept.any():
+        raise InputError(f"epsilon has no value from -{LARGEST_EPS:g} to {LARGEST_EPS:g}; give a point there")
+    eps, low, high = eps[kept], low[kept], high[kept]  # f is proved by the other points alone
     x = np.exp(eps)
     low = np.maximum(low, np.maximum(1.0 - x, 0.0)) if kind == "bound" else low
     if symmetric:
@@ -80,13 +87,15 @@ def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) ->
     """
     a = np.atleast_1d(check("fpr", fpr, PROBABILITY))
     low, high, kind = _values("fnr", fnr, a.shape)
+    refuse_where(low > 1.0 - a + 1e-9, "fnr", low, "must be <= 1 - fpr, which a guess without the output reaches")
     a, low, high = _sorted(a, low, high)
     if a[0] > 0.0:
         a, low, high = np.concatenate([[0.0], a]), np.concatenate([low[:1], low]), np.concatenate([[1.0], high])
     if a[-1] < 1.0:
         a, low, high = (np.concatenate([v, [end]]) for v, end in ((a, 1.0), (low, 0.0), (high, 0.0)))
-    ratio = np.exp(np.asarray(check("epsilon", epsilon, REAL)))
-    found = conjugate(a, low, high, ratio, steepest=np.inf, beyond=None)
+    eps = np.asarray(check("epsilon", epsilon, REAL))
+    found = conjugate(a, low, high, np.exp(np.minimum(eps, LARGEST_EPS)), steepest=np.inf, beyond=None)
+    found = Interval(np.where(eps > LARGEST_EPS, 0.0, found.low), found.high)  # delta falls in eps
     if kind == "bound":
         return Bounds(np.zeros_like(found.high), found.high, found.high, kind)
     found = consistent(found)
@@ -95,6 +104,8 @@ def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) ->
 
 def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, str]:
     """Return lower and upper bounds of the given values, and the `kind` of results computed from them."""
+    if shape == (0,):
+        raise InputError(f"{name} is empty; give at least one point")
     if isinstance(values, Bounds):
         kinds = np.unique(np.asarray(values.kind))
         if kinds.size > 1 or values.shape != shape:
@@ -204,4 +215,5 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
         return np.exp(below), np.exp(above)
 
     low, high = crossing("upper")[0] * (1.0 - 1e-15), crossing("lower")[1] * (1.0 + 1e-15)
-    return Bounds(low, np.sqrt(low) * np.sqrt(high), high, "certified", engine="closed_form")
+    status = np.where(high <= low * (1.0 + 1e-6), "ok", "width")
+    return Bounds(low, np.sqrt(low) * np.sqrt(high), high, "certified", status, "closed_form")

@@ -530,6 +530,8 @@ def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarr
     values = np.asarray(values, np.float64)
     if np.isnan(values).any() or (values < 0).any():
         raise InputError("values holds a negative number or NaN and must be >= 0; give upper bounds of the divergences")
+    if not orders.size:
+        raise InputError("orders is empty; give at least one order")
     if orders.ndim != 1 or values.shape[:1] != orders.shape:
         raise InputError(
             f"orders of shape {orders.shape} and values of shape {values.shape} do not match; "
