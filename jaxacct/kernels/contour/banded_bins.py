@@ -50,9 +50,9 @@ REACH = 9.0
 """Largest reach of a lattice. The reach is the largest node, in standard deviations of a normal."""
 LATTICES = 20
 """Number of lattices that are tried for a line."""
-BLOCK = 12
+BLOCK = 32
 """Largest number of nodes over which one matrix product sums (`_times`)."""
-ROWS = 40
+ROWS = 64
 """Number of rows of a matrix product that are computed at a time, since they fit into a processor's cache."""
 LEAST = -200.0
 """Real parts of exponents are raised to at least this number, so that no product falls below float64's normal range."""
