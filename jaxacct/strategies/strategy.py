@@ -179,7 +179,7 @@ class Strategy(ABC):
         given = tuple(one.name for one in fields(cast(Any, self)) if not one.repr and np.size(getattr(self, one.name)))
         object.__setattr__(self, "_given", given)
         for one in fields(cast(Any, self)):
-            if one.name != "steps" and one.type in ("int", int):
+            if one.type in ("int", int) and one.default != 0:  # `steps` may be 0 for now
                 store_whole(self, one.name)
         if type(self.steps) is int and self.steps == 0:
             return
