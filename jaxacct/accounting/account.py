@@ -244,8 +244,8 @@ def answer(question: MechanismQuestion) -> Bounds:
             return whole.bracket(question)
         if once.all():
             return answer(alone)
-        # Configurations that run the step once are answered apart from the others, unless a given delta is 0: the error
-        # that `by_parts` may raise marks rows of the whole batch.
+        # Configurations that run the step once are answered apart from the others. If a given delta is 0, all are
+        # answered together, since `by_parts` may then raise an error that names rows of the whole batch.
         if engine_of_mechanism(alone) not in (None, whole) and (question.quantity == "delta" or given.all()):
             once, question = np.broadcast_to(once, shape).reshape(-1), question._replace(given=given)
             found = []

@@ -286,7 +286,7 @@ class TruncatedNegativeBinomial(Law):
         from scipy.special import gammaln  # slow to import, and rarely needed
 
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
-        # from z = 30 on, one series gives log-gamma(z + eta) - log-gamma(z): in two series large terms would cancel
+        # from z = 30 on, Stirling's formula gives log-gamma(z + eta) - log-gamma(z), without large terms that cancel
         far = np.maximum(z, 30.0)
         series = lambda x: (1.0 / 12.0 - (1.0 / 360.0 - (1.0 / 1260.0 - 1.0 / (1680.0 * x**2)) / x**2) / x**2) / x
         grown = (far - 0.5) * np.log1p(eta / far) + eta * (np.log(far + eta) - 1.0) + series(far + eta) - series(far)

@@ -30,7 +30,7 @@ class SmallLossSteps:
     order: float  # the exponent a of Chernoff's bound in `delta`
 
     def along_line(self, parts: Any, c: Any, step: Any, rows: range, width: int, bits: float) -> list[Any]:
-        """Return each part's enclosures of B at the nodes. Their absolute error is about that of M at `bits` nats."""
+        """Return each part's enclosures of B at the nodes, about as accurate as values of M to `bits` nats."""
         at, found = np.array([float(c.mid())]), []
         for law, (part, count) in zip(self._large(parts), parts, strict=True):
             less = float((part.log_mgf(at) - law.log_mgf(at))[0])

@@ -83,7 +83,7 @@ class State:
 
     @functools.cached_property
     def epsilon(self) -> Bounds:
-        """Epsilon spent so far, with the remaining steps if somebody may have ended the run because of its outputs."""
+        """Epsilon of the steps so far; of all steps, if somebody may have ended the run because of its outputs."""
         ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
         return claimed(self.history, self.plan, self.step, ended, goes_on=False)
 
