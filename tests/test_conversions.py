@@ -170,4 +170,9 @@ def test_points_that_no_mechanism_has_are_refused_and_extremes_answered():
         tradeoff_from_profile([0.0, 800.0], [0.3, 1e-300], 0.1).lower == tradeoff_from_profile([0.0], [0.3], 0.1).lower
     )
     assert "no value from -700" in refusal(tradeoff_from_profile, [800.0], [0.1], 0.1)
+    few = ja.profile(ja.Gaussian(1.0)).tradeoff(np.linspace(0.0, 1.0, 5))  # too few points for any upper end
+    assert profile_from_tradeoff(np.linspace(0.0, 1.0, 5), few, 9.0).status == "width"
+    mu = gdp_from_profile(0.0, [1e-9, 1e-280, 1e-300])  # delta(0) is about mu/sqrt(2 pi)
+    truth = np.sqrt(2.0 * np.pi) * np.array([1e-9, 1e-280, 1e-300])
+    assert (mu.lower <= truth * (1 + 1e-12)).all() and (truth <= mu.upper * (1 + 1e-12)).all()
     assert gdp_from_profile([1.0, 1e300], [0.1, 1e-320]).status.tolist() == ["ok", "width"]

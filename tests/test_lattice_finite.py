@@ -93,7 +93,7 @@ def test_powers_keep_the_moments_of_a_scattered_law():
 
 @pytest.mark.parametrize("steps", [100, 5000])
 def test_sampled_sparse_atoms_come_out_narrow(steps):
-    """If atoms are far apart, each release costs the lower law a lattice step, unless releases are composed first."""
+    """Each release lowers the lower law by a step where atoms are far apart. Composing releases first avoids this."""
     run = ja.repeat(ja.PoissonSampled(ja.DiscreteGaussian(1.0), 0.02), steps)
     bounds = ja.epsilon(run, 1e-5, relation="remove_one", memory_bytes=2**27)
     assert bounds.relative_width < 1e-4

@@ -456,7 +456,7 @@ def test_a_run_with_all_of_it_is_compiled_once(monkeypatch, tmp_path, real_steps
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["linen", "nnx", "equinox"])
 def test_a_module_learns(kind, tmp_path):
-    """With dropout and hardly any noise, a module learns; a run that was interrupted and resumed has the same bits."""
+    """A module with dropout learns under hardly any noise. A resumed run has the bits of an uninterrupted one."""
     model = {"linen": Linen, "nnx": Nnx, "equinox": lambda: equinox_model(0.2)}[kind]()
     more = {"apply_kwargs": {"train": True}} if kind == "linen" else {}
 

@@ -18,6 +18,10 @@ from jaxacct.core.validation import NON_NEGATIVE, OPEN_PROBABILITY, PROBABILITY,
 from jaxacct.engines import closed_form
 from jaxacct.engines.loss_moments import Interval
 
+OK_WIDTH = 1e-3
+"""Largest width of a bracket of f, and relative width of one of delta, that is "ok"."""
+LEAST_MU = 1e-290
+"""Where `gdp_from_profile` begins its search. A smaller mu has the lower end 0."""
 LARGEST_EPS = 700.0
 """Points of larger |eps| are left out, and a larger eps has the delta of this one: e^709 is near float64's end."""
 
@@ -61,7 +65,8 @@ def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, 
     if kind == "bound":
         return Bounds(found.low, found.low, np.maximum(1.0 - a, found.low), kind)
     found = consistent(found)
-    return Bounds(found.low, 0.5 * (found.low + found.high), found.high, kind)
+    status = np.where(found.high - found.low <= OK_WIDTH, "ok", "width")
+    return Bounds(found.low, 0.5 * (found.low + found.high), found.high, kind, status)
 
 
 def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) -> Bounds:
@@ -99,7 +104,8 @@ def profile_from_tradeoff(fpr: ArrayLike, fnr: ArrayLike, epsilon: ArrayLike) ->
     if kind == "bound":
         return Bounds(np.zeros_like(found.high), found.high, found.high, kind)
     found = consistent(found)
-    return Bounds(found.low, 0.5 * (found.low + found.high), found.high, kind)
+    status = np.where(found.high - found.low <= OK_WIDTH * found.high, "ok", "width")
+    return Bounds(found.low, 0.5 * (found.low + found.high), found.high, kind, status)
 
 
 def _values(name: str, values: Any, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, str]:
@@ -207,7 +213,7 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
     eps, target = np.broadcast_arrays(check("epsilon", epsilon, NON_NEGATIVE), check("delta", delta, OPEN_PROBABILITY))
 
     def crossing(end: str) -> tuple[np.ndarray, np.ndarray]:
-        below, above = np.full(eps.shape, np.log(1e-8)), np.log(np.sqrt(2.0 * eps) + 80.0)
+        below, above = np.full(eps.shape, np.log(LEAST_MU)), np.log(np.sqrt(2.0 * eps) + 80.0)
         for _ in range(90):  # then `below` and `above` differ by less than their rounding error
             middle = 0.5 * (below + above)
             met = getattr(closed_form.delta(np.exp(middle), eps), end) <= target
@@ -215,5 +221,6 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
         return np.exp(below), np.exp(above)
 
     low, high = crossing("upper")[0] * (1.0 - 1e-15), crossing("lower")[1] * (1.0 + 1e-15)
+    low = np.where(closed_form.delta(low, eps).upper <= target, low, 0.0)  # no mu of the search may meet the target
     status = np.where(high <= low * (1.0 + 1e-6), "ok", "width")
     return Bounds(low, np.sqrt(low) * np.sqrt(high), high, "certified", status, "closed_form")

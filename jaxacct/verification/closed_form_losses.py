@@ -19,7 +19,7 @@ class ClosedForm:
     """The mass of the finite losses under P, which is M(0), and under Q, which is M(-1)."""
 
     def mgf(self, z: Any) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # each law has its own
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
         """Compute log M(c) in floats, for planning only."""
@@ -27,7 +27,7 @@ class ClosedForm:
 
     def decay(self, c: Any, t: Any, count: int) -> Any:
         """Bound |M(c + iu)| from above for all u >= t."""
-        raise NotImplementedError
+        raise NotImplementedError  # each law has its own
 
     def log_decay(self, c: float, t: float) -> float:
         """Compute the logarithm of `decay` in floats, for planning only."""

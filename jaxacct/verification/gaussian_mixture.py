@@ -59,7 +59,7 @@ class GaussianMixture(SampledGaussian):
 
     @property
     def largest(self) -> Any:
-        """The largest loss, or None if the losses are unbounded: for remove, and for add with weights[0] = 0."""
+        """The largest loss. None if losses are unbounded, as they are for remove, and for add if weights[0] is 0."""
         return None if self.direction == "remove" or not self.weights[0] > 0 else -self.weights[0].log()
 
     @property

@@ -50,7 +50,7 @@ REACH = 9.0
 """Largest reach of a lattice. The reach is the largest node, in standard deviations of a normal."""
 LATTICES = 20
 """Number of lattices that are tried for a line."""
-BLOCK = 32
+BLOCK = 12
 """Largest number of nodes over which one matrix product sums (`_times`)."""
 ROWS = 64
 """Number of rows of a matrix product that are computed at a time, since they fit into a processor's cache."""

@@ -61,7 +61,7 @@ def weight_at(c: Array, h: Array, t: Array) -> tuple[Array, Array]:
 
 
 def trapezoid(nodes: Any, epsilon: Array) -> tuple[Array, Array]:
-    """Return R/Z and -(dR/deps)/Z. R: trapezoid sum over `nodes` (`Nodes` or split.Integrand). Z: e^{K(c) - c eps}."""
+    """Return R/Z and -(dR/deps)/Z, where R is the trapezoid sum over `nodes`, and Z is e^{K(c) - c eps}."""
     xp = namespace(nodes.t, epsilon)
     t, (re, im) = nodes.t, nodes.weight
     phase = nodes.angle - t * epsilon[..., None]

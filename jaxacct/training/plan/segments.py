@@ -59,7 +59,7 @@ class Piece(NamedTuple):
 
 
 Schedule: TypeAlias = Sequence[float] | Sequence[tuple[int | None, float]] | np.ndarray
-"""One number per step, or pairs (until_step, value), whose last until_step may be None, the end of the run."""
+"""One number per step, or pairs (until_step, value), where the last until_step may be None for the end of the run."""
 
 
 def pieces(name: str, schedule: Any) -> list[Piece]:
