@@ -1,5 +1,7 @@
 """Balls in bins with noise of two bands: brackets against integrals, draws and finer lattices."""
 
+import itertools
+
 import mpmath as mp
 import numpy as np
 import pytest
@@ -167,24 +169,27 @@ def test_contributions_that_are_not_parallel_or_adapt_cost_less():
         assert seen.mean() + 4.0 * seen.std() / draws**0.5 < ja.delta(run, eps, relation=relation, rtol=1e-3).lower
 
 
+@pytest.mark.parametrize("less", [False, True])
 @pytest.mark.parametrize(
     "strategy, bins, noise",
     [(HALF, 50, 1.0), (Toeplitz((1.0, 0.8), 5), 3, 4.0), (Banded(2, 6), 6, 0.6), (Banded(2, 60), 60, 1.0)],
 )
-def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
+def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise, less):
     """The bounds hold at six points for every path of `paths`, some of which turn too little or too much."""
     law = normals_of(strategy, bins, noise)
     decay = kernel.decay_of(law, np.geomspace(0.1, 500.0, 40) / law.deviation)
     z = np.array([2.0, 3.0 + 4.0j, 10.0 + 30.0j, 1.0 + 15.0j, 15.0j - 1.0, 40.0j - 9.0]) * min(
         1.0, 0.25 / law.deviation
     )
+    z = 0.49 * z / np.abs(z) * np.geomspace(1e-3, 1.0, 6) if less else z
     fine = kernel.lattice_for(law, 110.0)
-    (best,) = kernel.pieces(law, decay, z, np.zeros(z.size), -np.inf, [fine])
+    (best,) = kernel.pieces(law, decay, z, np.zeros(z.size), -np.inf, [fine], less)
     exact, log_error = kernel.transform(law, fine, z, best.path), best.log_error
     wedge, tight = kernel.Wedge.around(z, np.arange(z.size)), []
-    for nats, reach in ((12.0, 5.0), (34.0, 7.0)):
-        errors = kernel.Errors(law, kernel.lattice_for(law, nats, reach))
-        for path in kernel.paths(errors, wedge):
+    for bend, (nats, reach) in itertools.product(kernel.WINDOWS, ((12.0, 5.0), (34.0, 7.0), (60.0, 9.0))):
+        errors = kernel.Errors(law, kernel.lattice_for(law, nats, reach, *bend))
+        for path in kernel.paths(errors, wedge, less):
+            assert np.all(path.less == less)
             log = errors.log_error(decay, wedge, path)[0]
             seen = log < 2.0
             found = kernel.transform(law, errors.lattice, z[seen], kernel.Path(*(each[seen] for each in path)))
@@ -193,9 +198,61 @@ def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise):
             tight += (log - np.log(off + 1e-300))[off > 10.0 * rest].tolist()
     assert min(tight) < 18.0  # the bounds are not vacuous
     x = decay.x[1::4]
-    straight = kernel.Path(np.zeros(x.size), np.full(x.size, -np.inf), np.ones(x.size), np.ones(x.size))
+    straight = kernel.Path(*np.outer([0.0, -np.inf, 1.0, 1.0, 0.0], np.ones(x.size)))
     real = kernel.transform(law, fine, x + 0j, straight).real
     assert np.all(np.log(real) <= decay.log[1::4])
+
+
+@pytest.mark.parametrize("strategy, bins", [(HALF, 50), (Toeplitz((1.0, 0.8), 7), 5), (Toeplitz((1.0, 0.8), 36), 12)])
+def test_a_lattice_with_a_coarse_left_part_gives_the_same(strategy, bins):
+    """Psi by equal steps, by larger steps on the left, and as Psi - 1 agree; so does Psi - 1 where it is nearly -z."""
+    law, z = normals_of(strategy, bins, 1.3), np.array([0.3, 0.05 + 0.2j, 0.7 * np.exp(1.2j), 1e-5 + 1e-5j])
+    parts = np.array([0.0, 0.0, 0.5, 0.0]), np.array([-np.inf, -np.inf, 2.0, -np.inf]), np.ones(4), np.full(4, 0.3)
+    for bend in kernel.WINDOWS:
+        lattice = kernel.lattice_for(law, 110.0, 9.0, *bend)
+        whole, rest = (
+            kernel.transform(law, lattice, z, kernel.Path(*parts, np.full(4, less))) for less in (False, True)
+        )
+        np.testing.assert_allclose(rest[:3], whole[:3] - 1.0, rtol=1e-13)
+        second = -z[3] + 0.5 * z[3] ** 2 * (1.0 + law.deviation**2)
+        assert abs(rest[3] - second) < 1e-8 * abs(z[3])
+
+
+def test_sums_of_differences_round_no_more_than_their_bound():
+    """For every |z|, Psi - 1 in float64 is compared with the same sums in extended precision."""
+    law = normals_of(Toeplitz((1.0, 0.8), 7), 5, 1.3)
+    lattice, angles = kernel.lattice_for(law, 12.0, 5.0), np.array([0.3, 1.2])
+    s = lattice.nodes()[0].astype(np.longdouble)
+    for size in (1e-6, 1e-3, 0.1, 0.5):
+        z = size * np.exp(1j * angles)
+        path = kernel.Path(np.zeros(2), np.full(2, -np.inf), np.ones(2), np.full(2, 0.3), np.ones(2, bool))
+        found = kernel.transform(law, lattice, z, path)
+        weight = np.exp(-s * s / 2)
+        weight /= weight.sum()
+        for one, mine in zip(z.tolist(), found.tolist(), strict=True):
+            product = None
+            for a, b in zip(law.first.tolist(), law.second.tolist(), strict=True):
+                a, b = np.longdouble(a), np.longdouble(b)
+                size_of = np.exp(a * s - a * a / 2)[:, None] * np.exp(b * s - b * b / 2) / law.count
+                step = np.exp(-np.clongdouble(one) * size_of) * weight
+                product = step if product is None else product @ step
+            exact = complex(np.trace(product) - 1)
+            assert abs(mine - exact) < 300 * 2.0**-53 * abs(exact) + 1e-18 * 20
+
+
+@pytest.mark.parametrize(
+    "case", [case if case in (3, 13, 18) else pytest.param(case, marks=pytest.mark.slow) for case in range(20)]
+)
+def test_small_deltas_have_narrow_brackets(case):
+    """At delta = 1e-8 brackets of delta are at most 1e-4 wide, relatively, in both directions."""
+    strategy, noise, bins, _, _ = [*cases(20)][case]
+    run = ja.MatrixMechanism(strategy, noise, BallsInBins(bins))
+    for relation in ("remove_one", "add_one"):
+        eps = ja.epsilon(run, 1e-8, relation=relation)
+        assert eps.kind == "certified" and eps.ok and eps.upper - eps.lower <= 2e-5 * eps.upper
+        found = ja.delta(run, eps.estimate, relation=relation)
+        assert found.ok and found.upper - found.lower <= 1e-4 * found.upper
+        assert found.lower * 0.999 <= 1e-8 <= found.upper * 1.001
 
 
 def test_every_point_of_a_line_gets_one_lattice_and_its_bound_holds():
@@ -205,11 +262,11 @@ def test_every_point_of_a_line_gets_one_lattice_and_its_bound_holds():
     z = 3.0 + 1j * np.arange(0.0, 40.0)
     weight, goal = -2.0 * np.log(np.abs(z)), -16.0
     lattices = [kernel.lattice_for(law, nats) for nats in (12.0, 20.0, 35.0, 60.0, 90.0)]
-    found = list(kernel.pieces(law, decay, z, weight, goal, lattices))
+    found = list(kernel.pieces(law, decay, z, weight, goal, lattices, False))
     assert sorted(np.concatenate([piece.at for piece in found]).tolist()) == list(range(40))
     assert sum(piece.at.size > 0 for piece in found) >= 2
     fine = kernel.lattice_for(law, 110.0)
-    (best,) = kernel.pieces(law, decay, z, weight, -np.inf, [fine])
+    (best,) = kernel.pieces(law, decay, z, weight, -np.inf, [fine], False)
     total = 0.0
     for piece in found:
         some = np.arange(0, piece.at.size, 5)
@@ -226,7 +283,7 @@ def test_a_contour_keeps_the_error_of_each_of_its_terms(monkeypatch):
     law, seen, pieces = normals_of(Toeplitz((1.0, 0.8), 7), 5, 1.3), [], kernel.pieces
     monkeypatch.setattr(kernel, "pieces", lambda *given: seen.extend(pieces(*given)) or seen)
     decay = kernel.decay_of(law, np.geomspace(0.1, 500.0, 40) / law.deviation)
-    found, _ = kernel.contour(law, decay, 1.5, -20.0, 0.0, 1e12)
+    found, _ = kernel.contour(law, decay, 1.5, -20.0, 0.0, 1e12, False)
     assert np.concatenate([piece.at for piece in seen]).size == found.z.size
     for piece in seen:
         size = np.abs(kernel.transform(law, piece.lattice, found.z[piece.at], piece.path))

@@ -14,7 +14,8 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,21 +35,40 @@ ROUGHLY = 4
 """Takes the place of `ALIKE` where error bounds are only estimated. The bins then form fewer groups."""
 QUANTILES = np.linspace(-6.0, 3.0, 28)
 """Values of u for the bound E e^{-xX} >= Phi(u) e^{-x X(u)}: X is X(u) where log X is u deviations above its mean."""
-SHAPES = ((0.0, 1.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0), (0.7, 2.0))
-"""Pairs (bend, scale/c), one for each shape of line that is tried. `Line` defines bend, scale and c."""
+SHAPES, COSTLY = ((0.0, 1.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0)), 30.0
+"""Pairs (bend, scale/c), one for each shape of line that is tried. `Line` defines bend, scale and c.
+
+A shape is left out if the turn of all normals that |Psi| needs far out on the line costs a factor above e^COSTLY.
+"""
+SHARES = {False: (0.6, 1.0), True: (0.6,)}
+"""c over the saddle point, for the integral of Psi (False) and of Psi - 1 (True)."""
 CELLS = 200
 """Number of cells into which a line is divided, to bound an integral along it."""
-BOX, MOST_BOXES, ROUGH_BOXES = 0.6, 36, 18
+BOX, MOST_BOXES, ROUGH_BOXES = 0.4, 64, 18
 """log X grows by about BOX over a box of nodes, or by more to have at most MOST_BOXES (ROUGH_BOXES in estimates)."""
-WINDOWS = ((0.0, 1.0), (0.8, 8.0), (1.0, 8.0), (1.0, 60.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0))
-"""(share of the largest shift, begin) of each path. Its window begins at |z| X/b = begin; if begin is 0, W = 1."""
-NEARLY = 0.15
-"""If no lattice reaches the wanted accuracy, an error of up to e^NEARLY times the least possible error is accepted."""
+WINDOWS = {
+    (-np.inf, 1.0): ((0.0, 1.0), (0.8, 8.0), (0.9, 25.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0)),
+    (1.25, 1.25): ((0.3, 0.0), (0.45, 0.0), (0.6, 0.0), (0.75, 0.0)),
+    (2.0, 0.75): ((0.8, 8.0), (0.9, 25.0)),
+}
+"""For (join, turn) of a `Lattice`: (share of the largest shift, begin) of each path that is tried with it.
+
+The path's window begins at |z| X/b = begin; if begin is 0, W = 1.
+"""
+NEAR = 0.5
+"""Where |z| is larger than NEAR, Psi - 1 is the difference of its two terms: its rounding errors are as small then."""
+NEARLY, CHEAP = (0.1, 0.3), 1e9
+"""If no lattice reaches the wanted accuracy, an error of up to e^NEARLY times the least possible error is accepted.
+
+The first number counts if the points then take at most CHEAP multiplications.
+"""
 GROUPS = 16
 """Approximate number of groups (`Wedge`) into which the points of a line are divided. A group has one error bound."""
-REACH = 9.0
-"""Largest reach of a lattice. The reach is the largest node, in standard deviations of a normal."""
-LATTICES = 20
+REACH, FARTHEST = 9.0, 14.0
+"""Largest reach of a lattice, and where Psi is tiny. The reach is the largest node, in deviations of a normal."""
+BENT = 4.0
+"""Nodes far left of `join` are 1 + BENT times as far apart as those on the right (`Lattice`)."""
+LATTICES = 24
 """Number of lattices that are tried for a line."""
 BLOCK = 12
 """Largest number of nodes over which one matrix product sums (`_times`)."""
@@ -66,8 +86,10 @@ SIZES = 1e-6, 20.0
 """Smallest and largest standard deviation of a bin's normal for which contours are tried."""
 MOST_TURN = 3.0
 """Largest imaginary shift of the path of a normal variable, in standard deviations."""
-ABSOLUTE = 3e-15
-"""In float64 E(k - S)_+ has an error of about ABSOLUTE times k, for k >= 1. Contours do not aim far below that."""
+ABSOLUTE = {False: 6e-14, True: 2.7e-13}
+"""Contours for E(S - k)_+ do not aim at errors below this, by integrals of Psi (False) or of Psi - 1 (True)."""
+DIFFERENT = 2.5
+"""From k = DIFFERENT on, E(S - k)_+ is an integral of Psi - 1: below it, one of Psi has as small an error."""
 
 
 class Kind(NamedTuple):
@@ -131,14 +153,48 @@ class Bins:
 
 
 class Lattice(NamedTuple):
-    """The nodes i * step, |i| <= half, of the sums that replace integrals over a normal."""
+    """The nodes s(t), t = i step, first <= i <= half, of the sums that replace integrals over a normal.
+
+    s(t) = t + BENT/2 (t - join - ((t - join)^2 + turn^2)^{1/2}), or t if `join` is -inf. So nodes left of `join` are
+    further apart.
+    """
 
     step: float
     half: int
+    first: int
+    join: float
+    turn: float
 
     @property
-    def nodes(self) -> np.ndarray:
-        return self.step * np.arange(-self.half, self.half + 1)
+    def plain(self) -> bool:
+        return self.join == -np.inf
+
+    @property
+    def slant(self) -> float:
+        """The supremum of Im s(t + ia)/a."""
+        return 1.0 if self.plain else 1.0 + BENT
+
+    @property
+    def widest(self) -> float:
+        """The largest a for which s(t + ia) is bounded (README.md)."""
+        return np.inf if self.plain else 0.7 * self.turn
+
+    def place(self, t: Array) -> np.ndarray:
+        """Return s(t) at real or complex t, |Im t| < turn."""
+        apart = np.asarray(t) - (0.0 if self.plain else self.join)
+        return np.asarray(t) if self.plain else t + 0.5 * BENT * (apart - np.sqrt(apart * apart + self.turn**2))
+
+    def nodes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return `short`, which has few digits, so that squares are exact; nodes minus `short`; and ds/dt."""
+        t = self.step * np.arange(self.first, self.half + 1)
+        if self.plain:
+            return t, np.zeros(t.size), np.ones(t.size)
+        apart = t - self.join
+        square = apart * apart + self.turn**2
+        root = np.sqrt(square)
+        short = np.round(root * 2.0**16) / 2.0**16
+        rest = (square - short * short) / (root + short)  # root - short; the difference of the squares is exact
+        return t + 0.5 * BENT * (apart - short), -0.5 * BENT * rest, 1.0 + 0.5 * BENT * (1.0 - apart / root)
 
 
 class Path(NamedTuple):
@@ -147,12 +203,13 @@ class Path(NamedTuple):
     shift: np.ndarray
     start: np.ndarray
     width: np.ndarray
-    strip: np.ndarray  # distance by which s is moved up and down in the complex plane, to bound the error of sums
+    strip: np.ndarray  # distance by which t of s(t) is moved up and down in the complex plane, to bound errors of sums
+    less: np.ndarray  # whether sums are of Psi - 1 rather than of Psi
 
     def window(self, s: np.ndarray, up: Array = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return Re W, Im W and |W'| at s + i up, up >= 0, each of shape (N, s.size)."""
+        """Return Re W, Im W and |W'| at s + i up, each of shape (N, s.shape[-1]). 0 <= up < pi width."""
         width, always = self.width[:, None], np.isinf(self.start)[:, None]
-        turn = np.broadcast_to(up, self.width.shape)[:, None] / width
+        turn = up / width
         x = np.clip((s - np.where(always, 0.0, self.start[:, None])) / width, -80.0, 80.0)
         e, cosine = np.exp(-np.abs(x)), np.cos(turn)
         below = 1.0 + 2.0 * e * cosine + e * e
@@ -161,26 +218,31 @@ class Path(NamedTuple):
         return real, np.where(always, 0.0, e * np.sin(turn) / below), np.where(always, 0.0, e / below / width)
 
 
-def lattice_for(bins: Bins, nats: float, reach: float = REACH) -> Lattice:
+def lattice_for(bins: Bins, nats: float, reach: float = REACH, join: float = -np.inf, turn: float = 1.0) -> Lattice:
     """Choose a lattice from -reach to reach whose sums are off by about e^-nats. `Errors` bounds the true error."""
     width = min(0.85 * RIGHT / bins.largest, (2.0 * nats) ** 0.5)
     found = min(2.0 * np.pi * width / (nats + 0.5 * width * width), np.pi * (2.0 / nats) ** 0.5)
     unit = 2.0 ** (np.floor(np.log2(found)) - 7)
     step = float(unit * np.floor(found / unit))  # few binary digits, so that squares of nodes are exact
-    return Lattice(step, int(np.ceil(reach / step)))
+    first = -reach if join == -np.inf else (BENT * join - reach) / (1.0 + BENT)
+    return Lattice(step, int(np.ceil(reach / step)), int(np.floor(first / step)), join, turn)
 
 
 def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.ndarray:
-    """Return Psi at each z, (N,), by sums over the lattice. The sum for z[i] is along path i of `path`."""
-    s = lattice.nodes
+    """Return Psi, or Psi - 1 if `path.less`, at each z, (N,), by sums over the lattice. z[i] is summed along path i."""
+    short, rest, speed = lattice.nodes()
+    s = short + rest
+    normal = lattice.step / np.sqrt(2.0 * np.pi) * speed
+    normal = normal * np.exp(-0.5 * short * short) * np.exp(-rest * (short + 0.5 * rest))  # y * y would not be exact
     real = not (np.any(z.imag) or np.any(path.shift))
     windows, _, slopes = path.window(s)
 
-    def at(one: complex, shift: float, window: np.ndarray, slope: np.ndarray) -> complex:
+    def at(one: complex, shift: float, less: bool, window: np.ndarray, slope: np.ndarray) -> complex:
         turn = shift * window
         y = s if real else s - 1j * turn
-        weight = lattice.step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * s * s)  # s * s is exact, and y * y is not
-        weight = weight if real else weight * np.exp(turn * (0.5 * turn + 1j * s)) * (1.0 - 1j * shift * slope)
+        weight = normal if real else normal * np.exp(turn * (0.5 * turn + 1j * s)) * (1.0 - 1j * shift * slope)
+        if less:  # weights that add up to 1
+            weight = weight / complex(math.fsum(weight.real), math.fsum(weight.imag))
         scale = -(one.real if real else one) / bins.count
 
         @functools.lru_cache(maxsize=1)  # if the next bins have equal coefficients, their kernel is reused
@@ -188,29 +250,82 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
             grown = [np.exp(coefficient * y - 0.5 * coefficient**2) for coefficient in (a, b)]
             exponent = np.multiply.outer(scale * grown[0], grown[1][:columns])
             np.maximum(exponent.real, LEAST, out=exponent.real)
-            return np.exp(exponent, out=exponent)
+            return (np.expm1 if less else np.exp)(exponent, out=exponent)
 
+        if less:
+            return _less_one(bins, weight, kernel)
         product = weight[:, None] * kernel(bins.first[0], bins.second[0], s.size) * weight
         if bins.second[-1] == 0.0:
-            product = np.sum(product, axis=0, keepdims=True)
+            product = _times(np.ones((1, s.size)), product)
+        nothing = np.zeros((len(product), 3)), np.zeros((3, s.size))
         for a, b, many in bins.runs():
-            product = _times_power(product, kernel(a, b, s.size) * weight, many)
+            product = _times_power(product, kernel(a, b, s.size) * weight, many, *nothing)
         last = kernel(bins.first[-1], bins.second[-1], len(product))  # all columns of a chain are equal: use one
-        return np.sum(np.sum(product * last.T, axis=1))
+        return _sum(product * last.T)
 
     with np.errstate(over="ignore", invalid="ignore"):  # no warning is needed: inf or nan narrows no bracket
-        return np.array([at(*each) for each in zip(z.tolist(), path.shift.tolist(), windows, slopes, strict=True)])
+        given = z.tolist(), path.shift.tolist(), path.less.tolist(), windows, slopes
+        return np.array([at(*each) for each in zip(*given, strict=True)])
 
 
-def _times_power(product: np.ndarray, kernel: np.ndarray, count: int) -> np.ndarray:
-    """Return `product` times the power kernel^count. The kernel is squared repeatedly where that is less work."""
+def _less_one(bins: Bins, weight: np.ndarray, kernel: Callable[[float, float, int], np.ndarray]) -> complex:
+    """Return Psi - 1 = sum_j E F_j + E(prod (1 + F_j) - 1 - sum_j F_j), where F_j = `kernel` = e^{-zX_j/b} - 1.
+
+    `weight` sums up to 1. Arrays contain the weights of their normals. After each bin, `pairs` is the second mean, with
+    y_0 and y_n fixed, and that of sum_j F_j is row(y_0) + column(y_n) + inner.
+    """
+    ones, begin = np.ones((1, weight.size)), weight[:, None]
+    single = begin * kernel(bins.first[0], bins.second[0], weight.size) * weight
+    row, inner, pairs = _times(single, ones.T), complex(0.0), None
+    if bins.second[-1] == 0.0:  # a chain: y_0 is summed at once
+        single, begin, row = _times(ones, single), np.ones((1, 1)), np.zeros((1, 1))
+        inner = _sum(single)
+    column = _times(np.ones((1, len(single))), single)
+    mean: complex = _sum(column)
+    total = mean
+    for a, b, many in bins.runs():
+        change = kernel(a, b, weight.size)
+        factor, beside = (change + 1.0) * weight, _times(np.concatenate([weight[None], column]), change) * weight
+        if pairs is None:
+            pairs = _times(single, change * weight)
+        else:
+            pairs = _times(pairs, factor) + row * beside[:1] + begin * (beside[1:] + inner * beside[:1])
+            inner += mean
+        column, mean = beside[:1], _sum(beside[:1])
+        if many > 1:
+            left = np.hstack([row + inner * begin, begin, mean * begin])
+            right = np.concatenate([column, _times(column, change) * weight, 0.0 * column])
+            pairs = _times_power(pairs, factor, many - 1, left, right)
+        inner, total = inner + (many - 1) * mean, total + many * mean
+    last = kernel(bins.first[-1], bins.second[-1], len(single)).T
+    if pairs is None:
+        return total + _sum((single + begin * weight) * last)
+    return total + _sum(pairs * (last + 1.0) + (row * weight + begin * (column + (inner + 1.0) * weight)) * last)
+
+
+def _times_power(
+    product: np.ndarray, kernel: np.ndarray, count: int, left: np.ndarray, right: np.ndarray
+) -> np.ndarray:
+    """Repeat product -> product kernel + left right `count` times; left[:, 2] is added to left[:, 0] each time.
+
+    The map is doubled where that is less work.
+    """
+    size = 1
     while count:
         one_by_one = len(product) * count <= len(kernel) * count.bit_length()
         for _ in range(count if one_by_one else count & 1):
-            product = _times(product, kernel)
+            product = _times(product, kernel) + left @ right
+            left = left + np.outer(left[:, 2], [size, 0.0, 0.0])
         count = 0 if one_by_one else count >> 1
-        kernel = _times(kernel, kernel) if count else kernel
+        if count:
+            right = _times(right, kernel) + right + np.outer([0.0, 0.0, size], right[0])
+            kernel, size = _times(kernel, kernel), 2 * size
     return product
+
+
+def _sum(values: np.ndarray) -> complex:
+    """Add up the entries of a matrix in blocks, as `_times` does."""
+    return complex(_times(_times(np.ones((1, len(values))), values), np.ones((values.shape[1], 1)))[0, 0])
 
 
 def _times(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -262,70 +377,112 @@ class Boxed(NamedTuple):
     density: np.ndarray  # upper bound of int |phi(y) dy|, phi normal density; for side 0, of |phi(y) dy/(phi(s) ds)|
 
 
+def freed(bins: Bins, x: Array) -> Array:
+    """Return an upper bound of log E e^{-x rest} - log E e^{-xS}; `rest` is S without two bins that share a y_j."""
+    best = np.clip(QUANTILES, bins.sizes.min(), bins.sizes.max())
+    # For each u of `QUANTILES`, `best` is the standard deviation, within the bins' range, that makes X(u) largest.
+    x = np.asarray(x, np.float64)[..., None] / bins.count
+    each = x * np.exp(best * QUANTILES - 0.5 * best * best) - log_ndtr(QUANTILES)
+    return np.minimum(2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9, 600.0)
+
+
+class Norms(NamedTuple):
+    """Upper bounds for one bin and N wedges of z, of functions of the bin's two normals. f is e^{-zX/b}."""
+
+    whole: np.ndarray
+    """(N,) norm in L2 of the larger of e^{x|X|/b} |f| and 1."""
+    top: np.ndarray
+    """(N,) largest value of this function at nodes."""
+    shares: np.ndarray
+    """(2, 4, N) norms in L2 and in L1 over `whole`: of the rounding of X and of weights, and of f - 1 without and with
+    the rounding of weights."""
+    missed: np.ndarray
+    """(2, 3, N) norms of f in L2 if one normal is shifted up, shifted down, or beyond the lattice."""
+    apart: np.ndarray
+    """(3, N) norms of f - 1 in these three cases, over those of f."""
+
+
 class Errors:
     """Bounds of the error of `transform` on a lattice."""
 
     def __init__(self, bins: Bins, lattice: Lattice, rough: bool = False) -> None:
         self.bins, self.lattice, self.kinds = bins, lattice, list(bins.kinds(rough))
-        step, half, nodes = lattice.step, lattice.half, 2 * lattice.half + 1
-        many = int(np.ceil(max(BOX / bins.angles[1] / step, nodes / (ROUGH_BOXES if rough else MOST_BOXES))))
-        begin = np.arange(0, nodes, many)
-        edges = np.concatenate([(begin - half - 0.5) * step, [(half + 0.5) * step]])
-        sums = np.add.reduceat(step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * lattice.nodes**2), begin)
+        step, (short, rest, speed) = lattice.step, lattice.nodes()
+        nodes = short + rest
+        width = max(BOX / bins.angles[1], (nodes[-1] - nodes[0]) / (ROUGH_BOXES if rough else MOST_BOXES))
+        begin = np.flatnonzero(np.diff(np.floor((nodes - nodes[0]) / width), prepend=-1.0))
+        self.places = (np.append(begin, nodes.size) + lattice.first - 0.5) * step  # edges of boxes, as values of t
+        edges = lattice.place(self.places)
+        sums = np.add.reduceat(step * speed / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * nodes**2), begin)
         side = np.exp(log_ndtr(-np.abs(edges)))  # Phi at edges below 0, and 1 - Phi at edges above 0
         middle = (edges[1:] > 0.0) & (edges[:-1] < 0.0)
         integrals = np.where(middle, 1.0 - side[1:] - side[:-1], np.abs(np.diff(side)))
-        tail = [1.01 * float(np.exp(log_ndtr(np.asarray(-half * step))))]
+        tail = [1.01 * float(np.exp(log_ndtr(np.asarray(max(nodes[0], -nodes[-1])))))]
         self.edges = np.concatenate([[-np.inf], edges, [np.inf]])
         # for each box, the larger of two masses: the lattice sum and the integral of the normal density
         self.mass = np.concatenate([tail, np.maximum(sums, integrals) * (1.0 + 1e-12), tail])
-        strips = np.linspace(0.25, 0.98, 8) * min(RIGHT / bins.largest, 2.0 * np.pi / step)
-        self.straight = (bins.count + 3.0) * 2.0 * (float(np.min(_geometric(strips, step))) + tail[0])
-        self.units = bins.count * (2.83 * BLOCK + (nodes // BLOCK).bit_length() + 40.0) + 4.0 * half + 100.0
-
-    def freed(self, x: Array) -> Array:
-        """Return an upper bound of log E e^{-x rest} - log E e^{-xS}; `rest` is S without two bins that share a y_j."""
-        best = np.clip(QUANTILES, self.bins.sizes.min(), self.bins.sizes.max())
-        # For each u of `QUANTILES`, `best` is the standard deviation, within the bins' range, that makes X(u) largest.
-        x = np.asarray(x, np.float64)[..., None] / self.bins.count
-        each = x * np.exp(best * QUANTILES - 0.5 * best * best) - log_ndtr(QUANTILES)
-        return np.minimum(2.0 * np.minimum(np.min(each, axis=-1), x[..., 0]) + 1e-9, 600.0)
+        widest = min(RIGHT / bins.largest / lattice.slant, 2.0 * np.pi / step, lattice.widest)
+        strips = np.linspace(0.25, 0.98, 8) * widest
+        off = 2.2 * float(np.min(_geometric(strips, step) * np.exp(0.5 * np.square(lattice.slant * strips))))
+        self.straight = (bins.count + 3.0) * 2.0 * (off + tail[0])
+        self.unit = 2.83 * BLOCK + (nodes.size // BLOCK).bit_length() + 10.0  # rounding of one sum and of a kernel
 
     def log_error(self, decay: Decay, z: Wedge, path: Path, others: Sequence[Errors] = ()) -> np.ndarray:
         """Return (1 + len(others), N) logs of errors: upper bounds for this lattice, then estimates for `others`."""
-        bins, edges = self.bins, self.edges
+        bins, edges, less = self.bins, self.edges, path.less
         turned = np.maximum(z.high - path.shift * bins.angles[0], path.shift * bins.angles[1] - z.low)
         away = np.where(np.isinf(path.start), turned, z.high)
         x = np.where(path.shift == 0.0, z.real, z.least * np.cos(np.minimum(away, RIGHT)))
-        x = np.maximum(x, 0.0) * (1.0 - 1e-9)
-        log_total, units = np.zeros((2, x.size))
-        pair = np.zeros((2, 3, x.size))
+        x = np.where(less, 0.0, np.maximum(x, 0.0) * (1.0 - 1e-9))
+        shapes: tuple[tuple[int, ...], ...] = ((), (), (3,), (2, 4), (2, 3))
+        log_whole, top, apart, shares, pair = (np.zeros((*shape, x.size)) for shape in shapes)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            sides = [_boxed(path, edges, side) for side in (0, 1, -1)]
+            sides = [_boxed(path, self.lattice, self.places, side) for side in (0, 1, -1)]
             plain = self.mass * np.maximum.accumulate(sides[0].density, axis=1)
             beyond = np.where(np.isinf(np.diff(edges)), plain, 0.0)
             weights = plain, sides[1].density, sides[2].density, beyond
             for kind in self.kinds:
-                total, rounded, missed = self._bin(kind, z, x, path, sides, weights)
-                log_total += 0.5 * kind.many * np.log(total)
-                units += kind.many * np.sqrt(rounded / total)
-                pair = np.maximum(pair, np.sqrt(missed / total))
-            up, down, beyond = pair[0] * pair[1]
-            freed, rows = np.exp(self.freed(x)), []
+                one = self._bin(kind, z, x, path, sides, weights)
+                log_whole, top = log_whole + kind.many * np.log(one.whole), np.maximum(top, one.top)
+                shares = shares + kind.many * one.shares
+                pair, apart = np.maximum(pair, one.missed / one.whole), np.maximum(apart, one.apart)
+            # a norm in L1 serves instead of one in L2 if the two bins that share its normals are at most `top`
+            exponents, alone = (np.minimum(shares[0, at], shares[1, at] * top**2) for at in (0, 2))
+            _, turned, changes, changes_turned = shares[0]
+            # Harris' inequality is for ascending functions: take the largest value, or free the normal's two bins
+            lost, of_weights = np.exp(freed(bins, x)), self._turned(path, sides[0])
+            turned = np.where(less, turned, np.minimum(lost * turned, bins.count * np.max(of_weights, axis=1)))
+            # bounds of what one normal's sum misses: of Psi or Psi - 1, and of the integral 1 without the exponentials
+            of_one = np.array([np.sum(each, axis=1) for each in weights[1:]])
+            missed = pair[0] * pair[1] * np.where(less, changes + 2.0 * apart, lost)
+            missed = missed + np.where(less, of_one * changes, 0.0)
+            weight = np.where(less, 40.0 + np.sum(plain * (34.0 + of_weights), axis=1), 34.0)
+            rows = []
             for each in (self, *others):
-                reach = each.lattice.step * each.lattice.half
-                both = (up + down) * _geometric(path.strip, each.lattice.step, False)
-                both = both + beyond * (each.mass[0] / self.mass[0])  # ratio of the masses beyond the two lattices
-                rounding = units + each.units + 16.0 * bins.count * path.shift * (reach + path.shift)
-                found = np.log(1.05 * (freed * bins.count * both + ROUNDOFF * rounding)) + log_total + decay(x)
-                rows.append(np.where((each.straight * freed < 0.01) & ~np.isnan(found), found, np.inf))
+                factor = bins.count * _geometric(path.strip, each.lattice.step)
+                rest = 3.0 * bins.count * each.mass[0] / self.mass[0]  # ratio of the masses beyond the two lattices
+                off, off_one = ((one[0] + one[1]) * factor + one[2] * rest for one in (missed, of_one))
+                unit = each.unit + weight
+                all_sums = (bins.count + np.where(less, 4.0, 2.0)) * unit + 20.0
+                of_changes = (2.0 * unit + bins.count + 20.0) * alone + 0.5 * all_sums * changes**2
+                of_changes = of_changes + (turned * changes + changes_turned) * (1.0 + changes)
+                rounding = exponents + np.where(less, of_changes, all_sums + turned)
+                found = np.log(1.1 * (off + ROUNDOFF * rounding)) + log_whole + decay(x)
+                good = (np.where(less, off_one, each.straight * lost) < 0.01) & (path.strip <= each.lattice.widest)
+                rows.append(np.where(good & ~np.isnan(found), found, np.inf))
         return np.array(rows)
+
+    def _turned(self, path: Path, boxed: Boxed) -> np.ndarray:
+        """Bound the rounding of weights that grows with the shift of a path, (N, boxes), in units of `ROUNDOFF`."""
+        nodes = np.isfinite(np.diff(self.edges))
+        far = np.where(nodes, np.maximum(np.abs(self.edges[1:]), np.abs(self.edges[:-1])), 0.0) + path.shift[:, None]
+        return np.where(nodes, -boxed.low * (16.0 * far + 10.0 / path.width[:, None]), 0.0)
 
     def _bin(
         self, kind: Kind, z: Wedge, x: np.ndarray, path: Path, sides: list[Boxed], weights: tuple[np.ndarray, ...]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Bound squared norms: of a bin's factor e^{x|X|/b - zX/b}, of its rounding, and of errors of lattice sums."""
-        both, most = (kind.first, kind.second), z.size / self.bins.count
+    ) -> Norms:
+        """Return the `Norms` of a bin of one kind."""
+        both, most, less = (kind.first, kind.second), z.size / self.bins.count, np.any(path.less)
         along = lambda place, values: values[:, None, :] if place else values[:, :, None]
         each = lambda values: values[:, None, None]
 
@@ -350,19 +507,30 @@ class Errors:
         shape = x.size, *(self.mass.size,) * 2
         size, log = (np.broadcast_to(part, shape) for part in rise((sides[0], sides[0]), x))
         square = np.exp(2.0 * grow(grow(log, axis=1), axis=2))
-        far = np.maximum(np.abs(self.edges[1:]), np.abs(self.edges[:-1])) + path.shift[:, None]
-        far = np.where(np.isinf(far), 0.0, far)  # the two infinite boxes have no nodes to round
-        spread = 24.0 * (kind.variance[1] + sum(along(p, both[p][1] * far) for p in (0, 1))) + 30.0
-        nodes = np.isfinite(np.diff(self.edges))
-        units = np.where(nodes[:, None] & nodes, square * np.square(each(most) * size * spread), 0.0)
-        # `missed[i]` has three squared norms for the bin's normal i: shifted up, shifted down, and beyond the lattice
-        plain, missed = weights[0], np.empty((2, 3, x.size))
+        change = lambda size: np.minimum(each(most) * size, 2.0)  # >= |f - 1| over the larger of |f| and 1
+        nodes = np.isfinite(np.diff(self.edges))  # all boxes but the two infinite ones, which have no nodes
+        plain, missed, apart = weights[0], np.empty((2, 3, x.size)), np.full((2, 3, x.size), 4.0)
         for place, (kind_of, side) in itertools.product((0, 1), enumerate(sides[1:])):
-            shifted = np.broadcast_to(rise(ordered(place, side, sides[0]), np.zeros(x.size))[1], shape)
-            moved = np.exp(2.0 * grow(shifted, axis=2 - place))
-            missed[place, kind_of] = norm(moved, *ordered(place, weights[1 + kind_of], plain))
+            moved = rise(ordered(place, side, sides[0]), np.zeros(x.size))
+            # the other normal is summed, or integrated over the boxes with nodes only
+            away, log = (np.where(along(1 - place, nodes[None]), np.broadcast_to(part, shape), 0.0) for part in moved)
+            square_moved = np.exp(2.0 * grow(log, axis=2 - place))
+            measures = ordered(place, weights[1 + kind_of], plain * nodes)
+            missed[place, kind_of] = norm(square_moved, *measures)
+            if less:
+                apart[place, kind_of] = norm(square_moved * change(away) ** 2, *measures) / missed[place, kind_of]
         missed[:, 2] = [norm(square, *ordered(place, weights[3], plain)) for place in (0, 1)]
-        return norm(square, plain, plain), norm(units, plain, plain), missed
+        far = np.where(nodes, np.maximum(np.abs(self.edges[1:]), np.abs(self.edges[:-1])), 0.0) + path.shift[:, None]
+        spread = 26.0 * (kind.variance[1] + sum(along(p, both[p][1] * far) for p in (0, 1))) + 42.0
+        size, factor = (np.where(nodes[:, None] & nodes, values, 0.0) for values in (size, np.sqrt(square)))
+        turned = self._turned(path, sides[0])[:, :, None]
+        parts = each(most) * size * spread, turned, change(size), change(size) * turned
+        whole, shares = np.sqrt(norm(square, plain, plain)), np.zeros((2, 4, x.size))
+        for at, one in enumerate(parts if less else parts[:2]):
+            shares[:, at] = norm(np.square(factor * one), plain, plain) ** 0.5, norm(factor * one, plain, plain)
+        return Norms(
+            whole, np.max(factor, axis=(1, 2)), shares / whole, np.sqrt(missed), np.sqrt(np.max(apart, axis=0))
+        )
 
 
 class Piece(NamedTuple):
@@ -375,39 +543,55 @@ class Piece(NamedTuple):
 
 
 def pieces(
-    bins: Bins, decay: Decay, z: np.ndarray, log_weight: np.ndarray, log_goal: float, lattices: Sequence[Lattice]
+    bins: Bins,
+    decay: Decay,
+    z: np.ndarray,
+    log_weight: np.ndarray,
+    log_goal: float,
+    lattices: Sequence[Lattice],
+    less: bool,
 ) -> Iterator[Piece]:
     """Choose a path and one of `lattices` (coarsest first) for each z. Weighted errors should sum to <= e^log_goal."""
     groups = np.arange(0, z.size, max(1, z.size // GROUPS))
     many = np.diff(np.append(groups, z.size))
     wedge, errors = Wedge.around(z, groups), [Errors(bins, lattice) for lattice in lattices]
-    middle = Errors(bins, lattices[len(lattices) // 2], rough=True)
-    tried = paths(middle, wedge)
-    guess = np.array([middle.log_error(decay, wedge, path, errors)[1:] for path in tried])  # (paths, lattices, wedges)
+    tried, guesses_of = list[Path](), list[np.ndarray]()
+    for join in dict.fromkeys(lattice.join for lattice in lattices):
+        some = [number for number, lattice in enumerate(lattices) if lattice.join == join]
+        middle = Errors(bins, lattices[some[len(some) // 2]], rough=True)
+        for path in paths(middle, wedge, less):
+            found = np.full((len(lattices), groups.size), np.inf)
+            found[some] = middle.log_error(decay, wedge, path, [errors[number] for number in some])[1:]
+            tried, guesses_of = [*tried, path], [*guesses_of, found]
+    guess = np.array(guesses_of)  # (paths, lattices, wedges)
     total = np.min(guess, axis=0) + np.logaddexp.reduceat(log_weight, groups)
-    limit = max(log_goal, float(np.logaddexp.reduce(np.min(total, axis=0))) + NEARLY)
-    work, left = np.multiply.outer([_work(bins, lattice) for lattice in lattices], many), np.ones(groups.size, bool)
-    share = np.exp(np.minimum(total - min(limit, 600.0), 600.0))  # `limit` may be infinite
-    # each wedge takes the lattice of least work + price * share, at the lowest price that reaches `limit`
-    for price in work.max() * 1.5 ** np.arange(-20.0, 60.0):
-        chosen = np.argmin(work + price * share, axis=0)
-        if np.sum(share[chosen, np.arange(groups.size)]) <= 1.0:
+    work = np.multiply.outer([_work(bins, lattice) for lattice in lattices], many)
+    each, least = np.arange(groups.size), float(np.logaddexp.reduce(np.min(total, axis=0)))
+    for nearly in NEARLY:
+        limit = min(max(log_goal, least + nearly), 600.0)  # `least` may be infinite
+        share = np.exp(np.minimum(total - limit, 600.0))
+        # each wedge takes the lattice of least work + price * share, at the lowest price that reaches `limit`
+        for price in work.max() * 1.5 ** np.arange(-20.0, 60.0):
+            chosen = np.argmin(work + price * share, axis=0)
+            if np.sum(share[chosen, each]) <= 1.0:
+                break
+        if np.sum(work[chosen, each]) <= CHEAP:
             break
     route, owner, log_error = np.zeros(groups.size, int), np.full(groups.size, -1), np.full(groups.size, np.inf)
-    for number, (each, guesses) in enumerate(zip(errors, guess.swapaxes(0, 1), strict=True)):
-        here = np.flatnonzero(left & (chosen <= number))
+    wanted = np.min(guess, axis=0)[chosen, each] + 1.0
+    for number, one in enumerate(errors):
+        # a wedge whose bound is much worse than its estimate tries other lattices, and keeps its least bound
+        here = np.flatnonzero((log_error > wanted) & (chosen <= number) & (np.min(guess[:, number], axis=0) <= wanted))
         if here.size == 0:
             continue
-        best = np.argmin(guesses[:, here], axis=0)
+        best = np.argmin(guess[:, number, here], axis=0)
         path = Path(*(np.array(every)[best, here] for every in zip(*tried, strict=True)))
-        logs = each.log_error(decay, Wedge(*(every[here] for every in wedge)), path)[0]
-        # a wedge whose bound is much worse than its estimate tries the next lattice, and keeps its least bound
-        left[here] = ~(logs <= guesses[best, here] + 1.0)
+        logs = one.log_error(decay, Wedge(*(every[here] for every in wedge)), path)[0]
         lost = np.isinf(logs)  # a path without a bound is not tried again
         guess[best[lost], :, here[lost]] = np.inf
-        less = logs < log_error[here]
-        some = here[less]
-        route[some], owner[some], log_error[some] = best[less], number, logs[less]
+        better = logs < log_error[here]
+        some = here[better]
+        route[some], owner[some], log_error[some] = best[better], number, logs[better]
     for number in np.unique(owner[owner >= 0]).tolist():
         here = np.flatnonzero(owner == number)
         path = Path(*(np.repeat(np.array(every)[route[here], here], many[here]) for every in zip(*tried, strict=True)))
@@ -415,70 +599,87 @@ def pieces(
         yield Piece(at, lattices[number], path, np.repeat(log_error[here], many[here]))
 
 
-def _boxed(path: Path, edges: np.ndarray, side: int) -> Boxed:
+def _boxed(path: Path, lattice: Lattice, places: np.ndarray, side: int) -> Boxed:
     """Bound y(s + i side strip) of each path in each box: with s unmoved (side 0), moved up (1), or moved down (-1)."""
-    turn, shift, inside = abs(side) * path.strip / path.width, path.shift[:, None], path.start[:, None]
-    inside = (edges[:-1] < inside) & (inside < edges[1:])
-    windows, imaginary, slopes = path.window(edges, abs(side) * path.strip)
-    most = lambda values, top: np.where(inside, top[:, None], np.maximum(values[:, 1:], values[:, :-1]))
-    steep = 1.0 + shift * most(slopes, 1.0 / (path.width * (2.0 + 2.0 * np.cos(turn))))
-    moved = np.minimum(imaginary[:, 1:], imaginary[:, :-1]), most(imaginary, 0.5 * np.tan(0.5 * turn))
-    least, largest = (shift * each for each in (moved if side >= 0 else (-moved[1], -moved[0])))
-    real = edges[:-1] + least, edges[1:] + largest
-    strip = side * path.strip[:, None]
-    low, high = strip - shift * windows[:, 1:], strip - shift * windows[:, :-1]
+    moved, shift, start = abs(side) * path.strip[:, None], path.shift[:, None], path.start[:, None]
+    edges = lattice.place(places + 1j * moved)
+    beyond = np.full((len(edges), 1), np.inf)
+    real, up = np.hstack([-beyond, edges.real, beyond]), np.hstack([lattice.slant * moved, edges.imag, moved])
+    left, right, up, most_up = real[:, :-1], real[:, 1:], up[:, 1:], up[:, :-1]
+    windows, imaginary, slopes = zip(
+        *(path.window(x, each) for x in (left, right) for each in (up, most_up)), strict=True
+    )
+    inside, turn = (left < start) & (start < right), most_up / path.width[:, None]
+    at_start = 0.5 * np.tan(0.5 * turn), 1.0 / (path.width[:, None] * (2.0 + 2.0 * np.cos(turn)))
+    least_window, window = np.min(windows, axis=0), np.max(windows, axis=0)
+    moves = np.min(imaginary, axis=0), np.where(inside, at_start[0], np.max(imaginary, axis=0))
+    steep = np.where(inside, at_start[1], np.max(slopes, axis=0))
+    # left of the window, where s is moved further than the window is wide: |W| <= e/(1 - e), |W'| <= e/(1 - e)^2/width
+    e = np.exp(np.minimum(right - start, 0.0) / path.width[:, None])
+    far, most = (turn > RIGHT) & ~np.isinf(start), e / np.maximum(1.0 - e, 1e-300)
+    least_window, window = np.where(far, -most, least_window), np.where(far, most, window)
+    moves = np.where(far, -most, moves[0]), np.where(far, most, moves[1])
+    steep = 1.0 + shift * np.where(far, most / np.maximum(1.0 - e, 1e-300) / path.width[:, None], steep)
+    least, largest = (shift * each for each in (moves if side >= 0 else (-moves[1], -moves[0])))
+    y_real = left + least, right + largest
+    ends = (up, most_up) if side >= 0 else (-most_up, -up)
+    low, high = ends[0] - shift * window, ends[1] - shift * least_window
     grown = np.exp(0.5 * np.square(np.maximum(np.abs(low), np.abs(high)))) * steep
     if side != 0:
-        near = np.where(real[0] * real[1] > 0.0, np.minimum(np.abs(real[0]), np.abs(real[1])), 0.0)
-        flat = np.diff(edges) * np.exp(-0.5 * near * near) / np.sqrt(2.0 * np.pi)
-        grown = np.where(np.isinf(flat), np.exp(log_ndtr(-near)), flat) * grown
-    return Boxed(real[1], low, high, grown)
+        near = np.where(y_real[0] * y_real[1] > 0.0, np.minimum(np.abs(y_real[0]), np.abs(y_real[1])), 0.0)
+        flat = (right - left) * np.exp(-0.5 * near * near) / np.sqrt(2.0 * np.pi)
+        if not lattice.plain:  # |ds/d Re s| on the moved curve
+            flat = flat * np.hypot(1.0, 0.5 * BENT * moved / np.sqrt(lattice.turn**2 - moved**2))
+        grown = np.where(np.isinf(flat), 1.3 * np.exp(log_ndtr(-near)), flat) * grown
+    return Boxed(y_real[1], low, high, grown)
 
 
-def _geometric(width: Array, step: float, whole: bool = True) -> Array:
-    """Return e^{width^2/2}/(e^{2 pi width/step} - 1), with numerator 1 if not `whole`. Where width is 0, return inf."""
+def _geometric(width: Array, step: float) -> Array:
+    """Return 1/(e^{2 pi width/step} - 1). Where width is 0, return inf."""
     turns = 2.0 * np.pi * np.maximum(width, 1e-9) / step
-    log = (0.5 * width * width if whole else 0.0) - turns
-    return np.where(width > 0.0, np.exp(np.minimum(log, 600.0)) / -np.expm1(-turns), np.inf)
+    return np.where(width > 0.0, np.exp(np.maximum(-turns, -700.0)) / -np.expm1(-turns), np.inf)
 
 
-def paths(errors: Errors, z: Wedge) -> list[Path]:
+def paths(errors: Errors, z: Wedge, less: bool) -> list[Path]:
     """Propose several paths for each wedge. `Errors` bounds the error on any path, so a poor path is still valid."""
     bins, size = errors.bins, z.size / errors.bins.count
     some = np.concatenate([bins.first, bins.second])
     small, both, found = some[some > 0.0].min(), bins.angles[1], []
-    for share, more in WINDOWS:
+    for share, more in WINDOWS[errors.lattice.join, errors.lattice.turn]:
         most = z.low / both if more == 0.0 else 2.0 * z.high / (small + both)
         shift = share * np.clip(most, 0.0, MOST_TURN)
         start = np.clip((np.log(max(more, 1e-9) / size) + 0.5 * float(bins.variances.max())) / both, -3.0, 6.0)
         above = RIGHT - z.high + (bins.angles[0] if more == 0.0 else small) * shift
         strip = 0.97 * np.minimum(above, RIGHT + z.low - shift * both) / bins.largest
-        strip = np.clip(strip, 1e-6, 2.0 * np.pi / errors.lattice.step)
-        width = np.maximum(2.0 / np.pi * strip * (1.0 + 1e-9), 0.3)
-        found.append(Path(shift, np.where(more == 0.0, -np.inf, start), width, strip))
+        strip = np.clip(strip, 1e-6, min(2.0 * np.pi / errors.lattice.step, errors.lattice.widest))
+        # where s(t) bends, s moves slightly further than t at the start of the window
+        width = np.maximum(2.0 / np.pi * strip * (1.0 + 1e-9 if errors.lattice.plain else 1.2), 0.3)
+        found.append(Path(shift, np.where(more == 0.0, -np.inf, start), width, strip, less & (z.size <= NEAR)))
     return found
 
 
 def decay_of(bins: Bins, x: np.ndarray) -> Decay:
     """Return a `Decay` at 0 and at those x > 0 (ascending) where lattice sums are proved to be off by at most 1 %."""
     value = np.full(x.size, np.nan)
-    for nats in (20.0, 45.0):
-        errors = Errors(bins, lattice_for(bins, nats + np.log(bins.count)))
-        now = np.isnan(value) & (errors.straight * np.exp(errors.freed(x)) < 0.01)
-        path = Path(*np.outer([0.0, -np.inf, 1.0, 1.0], np.ones(np.sum(now))))
+    for nats, reach in ((20.0, REACH), (45.0, REACH), (90.0, FARTHEST)):
+        errors = Errors(bins, lattice_for(bins, nats + np.log(bins.count), reach))
+        now = np.isnan(value) & (errors.straight * np.exp(freed(bins, x)) < 0.01)
+        path = Path(*np.outer([0.0, -np.inf, 1.0, 1.0, 0.0], np.ones(np.sum(now))))
         value[now] = transform(bins, errors.lattice, x[now] + 0j, path).real
     known = np.isfinite(value)
     return Decay(np.append(0.0, x[known]), np.append(0.0, np.log(np.maximum(value[known], 1e-290)) + 0.02))
 
 
-def log_modulus(bins: Bins, decay: Decay, size: Array, low: Array, high: Array) -> Array:
-    """Return an upper bound of log |Psi(z)| for all z with |z| >= size and low <= arg z <= high."""
+def log_modulus(bins: Bins, decay: Decay, least: Array, most: Array, low: Array, high: Array, less: bool) -> Array:
+    """Return an upper bound of log |Psi(z) - less| for all z with least <= |z| <= most and low <= arg z <= high."""
     # each shift, an imaginary number added to every y_j, gives a bound
     shift = np.linspace(0.0, 1.0, 13) * np.minimum(high[..., None] / bins.angles[1], MOST_TURN)
     ends = (high[..., None] - bins.angles[0] * shift, bins.angles[1] * shift - low[..., None])
     away = np.maximum(*ends)
-    logs = 0.5 * bins.count * shift * shift + decay(size[..., None] * np.cos(np.minimum(away, RIGHT)))
-    return np.min(np.where(away < RIGHT, logs, np.inf), axis=-1)
+    cost = np.where(away < RIGHT, 0.5 * bins.count * shift * shift, np.inf)
+    logs = np.min(cost + decay(least[..., None] * np.cos(np.minimum(away, RIGHT))), axis=-1)
+    # |Psi - 1| is at most |Psi| + 1, and |z| times the largest |Psi'| on the way from 0 to z
+    return np.minimum(np.logaddexp(logs, 0.0), np.log(most) + np.min(cost, axis=-1)) if less else logs
 
 
 class Line(NamedTuple):
@@ -504,7 +705,7 @@ class Line(NamedTuple):
 
 
 class Cells(NamedTuple):
-    """Bounds of the integral of |e^{zk} Psi(z) z^-2 dz| over J parts of a line. The last part goes on to infinity."""
+    """Bounds of the integral of |e^{zk} (Psi(z) - less) z^-2 dz| over J parts of a line. The last part is infinite."""
 
     real: np.ndarray
     """(J,) largest Re z on each part."""
@@ -515,23 +716,24 @@ class Cells(NamedTuple):
         return np.logaddexp.reduce(self.log + np.asarray(k)[..., None] * self.real, axis=-1)
 
 
-def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> Cells:
+def cells_on(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray, less: bool) -> Cells:
     """Return the `Cells` of the line z(v + i up). Parts lie between neighbouring v, the last part beyond the last v."""
     with np.errstate(all="ignore"):
         z, _ = line.at(v + 1j * up)
         angle, real, imag = np.angle(z), z.real, z.imag
         nearest = np.minimum(np.abs(real[1:]), np.abs(real[:-1])) * (real[1:] * real[:-1] > 0.0)
         size = np.hypot(nearest, imag[:-1]) * (1.0 - 1e-12)
+        most = np.hypot(np.maximum(np.abs(real[1:]), np.abs(real[:-1])), imag[1:]) * (1.0 + 1e-12)
         speed = 1.0 if line.bend == 0.0 else (1.0 + line.bend) * np.cosh(v[1:] / line.scale)
-        log = log_modulus(bins, decay, size, angle[:-1] - 1e-12, angle[1:] + 1e-12)
+        log = log_modulus(bins, decay, size, most, angle[:-1] - 1e-12, angle[1:] + 1e-12, less)
         log = log + np.log(np.diff(v) * speed / size**2)
         fine = (real[0] > 0.0) & (np.diff(imag) > 0.0) & (np.diff(real) <= 1e-12 * np.abs(z[1:]))
         log = np.where(np.isnan(log) | ~fine, np.inf, log)
-    return Cells(np.append(real[:-1], real[-1]), np.append(log, log_beyond(bins, decay, line, up, v[-1:])))
+    return Cells(np.append(real[:-1], real[-1]), np.append(log, log_beyond(bins, decay, line, up, v[-1:], less)))
 
 
-def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -> np.ndarray:
-    """Bound, for each v, log int |e^{(z - z(v + i up)) k} Psi(z) z^-2 dz| over z(x + i up), x >= v."""
+def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray, less: bool) -> np.ndarray:
+    """Bound, for each v, log int |e^{(z - z(v + i up)) k} Psi(z) z^-2 dz| over z(x + i up), x >= v; or of Psi - 1."""
     with np.errstate(all="ignore"):
         z, turn = line.at(v + 1j * up)[0][:, None], up / line.scale
         rise, fall = np.cos(turn) - line.bend * np.sin(turn), line.bend * np.cos(turn) + np.sin(turn)
@@ -542,12 +744,15 @@ def log_beyond(bins: Bins, decay: Decay, line: Line, up: float, v: np.ndarray) -
         x = np.minimum(*(z.real * np.cos(psi) + z.imag * np.sin(psi) for psi in (least, most)))
         logs = 0.5 * bins.count * (most / bins.angles[1]) ** 2 + decay(np.maximum(x, 0.0))
         logs = np.min(np.where((np.tan(least) >= lean) & (lean >= 0.0) & (x > 0.0), logs, np.inf), axis=1)
+        logs = np.logaddexp(logs, 0.0) if less else logs
         return np.where(z[:, 0].imag > 0.0, logs + np.log((1.0 + lean) / z[:, 0].imag), np.inf)
 
 
 class Contour(NamedTuple):
     """A line of integration, placed for one k, with the transform on the line. Other k near this k use the line too."""
 
+    less: bool
+    """Whether the transform is Psi - 1, whose integral is E(k - S)_+ - k, or Psi, whose integral is E(k - S)_+."""
     z: np.ndarray
     """(N,) points of the line, at which the sum takes its terms."""
     value: np.ndarray
@@ -562,7 +767,7 @@ class Contour(NamedTuple):
     """Bound of the part of the integral beyond the last point of the line."""
 
     def put(self, k: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return E(k - S)_+ and a bound of the error, for k of any shape."""
+        """Return E(k - S)_+, or E(k - S)_+ - k if `less`, and a bound of the error, for k of any shape."""
         with np.errstate(all="ignore"):
             grown = np.exp(k[..., None] * self.z)
             units = self.z.size + 40.0 + 12.0 * k[..., None] * np.abs(self.z)
@@ -573,23 +778,32 @@ class Contour(NamedTuple):
             return np.sum((grown * self.value).real, axis=-1), 1.001 * (error + cut / np.pi)
 
 
-def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float, most: float) -> tuple[Contour, float]:
+def shapes_for(bins: Bins, less: bool) -> list[tuple[float, float]]:
+    """Return those of `SHAPES` that suit the bins. With Psi - 1, lines must bend."""
+    cost = lambda bend: 0.5 * bins.count * (np.arctan(bend) / bins.angles[0]) ** 2
+    return [(bend, scale) for bend, scale in SHAPES if (bend > 0.0 or not less) and cost(bend) < COSTLY]
+
+
+def contour(
+    bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float, most: float, less: bool
+) -> tuple[Contour, float]:
     """Aim at error e^log_goal. Return (contour for k, work). ArithmeticError if work > `most` or error > e^log_most."""
     x = np.geomspace(min(decay.x[1], 0.5 / k), decay.x[-1], 200)
     saddle = float(x[np.argmin(k * x + decay(x) - 2.0 * np.log(x))])
     best: tuple[Any, ...] = (np.inf,)
-    for share, (bend, scale) in itertools.product((0.6, 1.0), SHAPES if bins.sizes.max() > 0.15 else SHAPES[:1]):
+    shapes = shapes_for(bins, less)
+    for share, (bend, scale) in itertools.product(SHARES[less], shapes):
         line = Line(share * saddle, bend, scale * share * saddle)
         v = line.places(CELLS, 1e3 * decay.x[-1])
-        enough = np.flatnonzero(log_beyond(bins, decay, line, 0.0, v) + k * line.at(v)[0].real < log_goal - 2.0)
+        enough = np.flatnonzero(log_beyond(bins, decay, line, 0.0, v, less) + k * line.at(v)[0].real < log_goal - 3.0)
         if enough.size == 0:
             continue
         for width in np.array([0.7, 0.95]) * min(line.c, line.scale * np.arctan(bend) if bend else line.c):
-            strips = tuple(cells_on(bins, decay, line, side * width, v) for side in (1.0, -1.0))
+            strips = tuple(cells_on(bins, decay, line, side * width, v, less) for side in (1.0, -1.0))
             log_sum = float(np.logaddexp(*(each.log_sum(k) for each in strips)))
             if log_sum == np.inf:
                 continue
-            step = 2.0 * np.pi * width / max(log_sum - log_goal, 1.0)
+            step = 2.0 * np.pi * width / max(log_sum - log_goal + 2.0, 1.0)
             best = min(best, (v[enough[0]] / step, line, v[enough[0]], step, width, strips), key=lambda each: each[0])
     if best[0] > MOST_NODES:
         raise ArithmeticError("no contour is known for these bins")
@@ -599,28 +813,33 @@ def contour(bins: Bins, decay: Decay, k: float, log_goal: float, log_most: float
     factor = step / np.pi * speed / (1j * z * z) * np.where(np.arange(count + 1) == 0, 0.5, 1.0)
     log_weight = np.log(np.abs(factor)) + k * z.real
     nats = max(float(k * line.c + decay(line.c) - np.log(line.c)) - log_goal, 10.0)
-    reach = min((2.0 * nats + 8.0) ** 0.5, REACH) if k >= 1.0 else REACH
-    lattices = [lattice_for(bins, float(each), reach) for each in np.geomspace(0.6 * nats, 6.0 * nats + 36.0, LATTICES)]
+    lost = 0.0 if less else float(freed(bins, saddle))
+    nats += lost
+    reach = min((2.0 * nats + 8.0) ** 0.5, REACH) if k >= 1.0 else max(REACH, min((2.0 * lost + 40.0) ** 0.5, FARTHEST))
+    tries = np.geomspace(0.6 * nats, 6.0 * nats + 36.0, LATTICES).tolist()
+    lattices = [lattice_for(bins, each, reach, *bend) for bend in WINDOWS for each in tries]
     lattices = [each for each in lattices if each.half < MOST_HALF and (nodes + 3.0) * _work(bins, each) < most]
-    # the lattices may cause an error of e^(log_goal - 2), about a seventh of the contour's error
-    used = list(pieces(bins, decay, z, log_weight, log_goal - 2.0, lattices)) if lattices else []
+    lattices = sorted(lattices, key=lambda each: _work(bins, each))
+    # most of the error may come from the lattices, whose accuracy takes far more work than that of the line
+    used = list(pieces(bins, decay, z, log_weight, log_goal + 0.3, lattices, less)) if lattices else []
     logs, psi = np.full(z.size, np.inf), np.zeros(z.size, complex)
     for piece in used:
         logs[piece.at] = piece.log_error
     if not max(float(np.logaddexp.reduce(logs + log_weight)), log_goal) < log_most:
         raise ArithmeticError("a contour for these bins takes too long, or its error is too large")
     for piece in used:
-        psi[piece.at] = transform(bins, piece.lattice, z[piece.at], piece.path)
+        psi[piece.at] = transform(bins, piece.lattice, z[piece.at], piece.path) - (less & ~piece.path.less)
     work = sum(len(piece.at) * _work(bins, piece.lattice) for piece in used)
     last, turns = step * np.array([count]), 2.0 * np.pi * width / step
-    beyond = Cells(line.at(last)[0].real, log_beyond(bins, decay, line, 0.0, last))
+    beyond = Cells(line.at(last)[0].real, log_beyond(bins, decay, line, 0.0, last, less))
     cut = -turns - np.log(-np.expm1(-turns))
-    return Contour(z, factor * psi, np.exp(logs) * np.abs(factor), strips, cut, beyond), work
+    return Contour(less, z, factor * psi, np.exp(logs) * np.abs(factor), strips, cut, beyond), work
 
 
 def _work(bins: Bins, lattice: Lattice) -> float:
     """Estimate the number of multiplications that `transform` takes for one z. An exponential counts as 60."""
-    points, rows = 2.0 * lattice.half + 1.0, 3.0 if bins.second[-1] == 0.0 else 2.0 * lattice.half + 1.0
+    points = lattice.half - lattice.first + 1.0
+    rows = 3.0 if bins.second[-1] == 0.0 else points
     steps = [60.0 + min(many * rows, 2.0 * points * np.log2(many + 1)) for _, _, many in bins.runs()]
     return points**2 * (120.0 + sum(steps))
 
@@ -663,7 +882,9 @@ class Profile:
         self.missed = list[tuple[float, float, float]]()  # (sign, eps, width/scale) of brackets that stayed too wide
         self.decay = Decay(np.zeros(1), np.zeros(1))
         if SIZES[0] <= bins.sizes.min() and bins.sizes.max() <= SIZES[1]:
-            self.decay = decay_of(bins, np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0))
+            x = np.geomspace(0.1, 500.0, 40) / min(bins.deviation, 3.0)
+            far = x[-1] * 1.6 ** np.arange(1.0, 25.0)  # while log Psi may be above -60
+            self.decay = decay_of(bins, np.append(x, far[0.5 * bins.count * freed(bins, far) < 60.0]))
 
     def known(self, sign: float, eps: np.ndarray) -> np.ndarray:
         """Return the best lower bound, estimate and upper bound, (3, K), of delta_remove (sign 1) or of delta_add."""
@@ -691,21 +912,25 @@ class Profile:
         self.left = self.left if error else 1.5 * MOST_WORK
         for at, place in enumerate(eps.tolist()):
             low, _, high = found[:, at]
-            scale, wanted = k[at] if sign > 0 else high, max(width * high, error)
+            scale, wanted = 1.0 if sign > 0 else high, max(width * high, error)
             near = [wide for side, there, wide in self.missed if side == sign and 0.8 * place <= there <= 1.25 * place]
             if high - low <= max(wanted, 2.0 * scale * max(near, default=0.0)) or high < least[at]:
                 continue
+            less = bool(sign > 0 and k[at] >= DIFFERENT and shapes_for(self.bins, True))
             # `goal` is the error of E(k - S)_+ to aim at
-            if sign > 0:
-                goal = max(0.1 * width * low, 0.5 * error, 20.0 * ABSOLUTE * scale)
+            if sign > 0:  # `low` may be far too small, so that 0.05 width low would be far less than is asked for
+                enough = max(0.05 * width * low, min(30.0 * width * low, 10.0 * ABSOLUTE[True]))
+                goal = max(enough, 0.4 * error, ABSOLUTE[less])
             else:
-                goal = k[at] * max(0.1 * width * max(low, 0.03 * high), 0.5 * error)
+                goal = k[at] * max(0.05 * width * max(low, 0.03 * high), 0.4 * error)
+            if 2.0 * goal >= (high - low) * (1.0 if sign > 0 else k[at]):  # the bracket would stay as it is
+                continue
             if self.left <= 0.0 or self.decay.x.size == 1 or sign * place > 30.0 or goal == 0.0:
                 continue
             self.left -= PLACING
             try:
                 most = np.log((high - low) * (1.0 if sign > 0 else k[at]))
-                one, work = contour(self.bins, self.decay, k[at], np.log(goal), most, min(self.left, MOST_WORK))
+                one, work = contour(self.bins, self.decay, k[at], np.log(goal), most, min(self.left, MOST_WORK), less)
             except ArithmeticError:
                 self.missed += [(sign, place, np.inf)] if self.left > MOST_WORK else []
                 continue
@@ -727,7 +952,7 @@ class Profile:
         low, high, grid = 0.0, most, np.linspace(0.0, most, 400)
         least = grid[theorems(self.bins, sign, grid)[0] > delta].max(initial=0.0)
         eps = max(float(least), min(2.0 * self.bins.deviation, 0.5 * most))
-        error = (1e-5 if sign > 0 else 0.3) * delta
+        error = (3e-5 if sign > 0 else 0.3) * delta
         for _ in range(60):
             if len(self.contours) < many and not fine:
                 self.delta(sign, np.array([eps]), 0.0, error)
@@ -738,7 +963,8 @@ class Profile:
             eps = eps + step if low < eps + step < high else 0.5 * (low + high)
             if abs(step) <= near * eps and not fine:
                 fine, low, high = True, 0.0, most
-                self.delta(sign, np.array([eps]), 0.0, 3e-6 * abs(slope) * eps * delta)
+                error = max(3e-6 * abs(slope) * eps * delta, 12.0 * ABSOLUTE[True] if sign > 0 else 0.0)
+                self.delta(sign, np.array([eps]), 0.0, error)
             elif abs(step) <= 1e-8 * eps:
                 break
         less, more = 0.0, most
@@ -755,9 +981,13 @@ def _read(one: Contour, sign: float, k: np.ndarray, found: np.ndarray) -> np.nda
     """Narrow the brackets `found` of delta by a contour. A bracket that the contour contradicts is left as it is."""
     low, middle, high = found
     put, error = one.put(k)
-    value = (put - k) + 1.0 if sign > 0 else put / k
-    error = error / (1.0 if sign > 0 else k) + 16.0 * ROUNDOFF * (np.abs(put) + k if sign > 0 else np.abs(value))
-    with np.errstate(invalid="ignore"):
+    with np.errstate(all="ignore"):
+        if sign > 0:  # E(S - k)_+ = 1 - k + E(k - S)_+
+            value = put + (1.0 if one.less else 1.0 - k)
+            error = error + 16.0 * ROUNDOFF * (np.abs(put) + 1.0 + (0.0 if one.less else k))
+        else:
+            value = put / k + one.less
+            error = error / k + 16.0 * ROUNDOFF * (np.abs(put / k) + one.less)
         good = (value - error <= high) & (value + error >= low) & (error < high - low)
         low, high = np.where(good, np.fmax(low, value - error), low), np.where(good, np.fmin(high, value + error), high)
     return np.array([low, np.clip(np.where(good, value, middle), low, high), high])
