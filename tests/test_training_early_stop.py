@@ -25,7 +25,8 @@ from jaxacct.training.run.evaluations import UNIT_BITS
 DATA = np.eye(20, 2, dtype=np.float32)
 VALIDATION = np.linspace(0.0, 1.0, 400, dtype=np.float32)
 GIVEN = {"target_epsilon": 2.0, "target_delta": 1e-5, "dataset_size": 20, "sampling_probability": 1.0, "steps": 40}
-RULE = EarlyStop(1.0, every=4, patience=2, gain=1.0)
+RULE = EarlyStop(1.0, every=4, patience=2, gain=200.0)
+"""On every machine, whose text enters the noise, a score that does not rise ends a run: noise of 200 has chance e^-33."""
 
 
 def plan_of(rule=RULE, **more):
@@ -127,7 +128,7 @@ def test_what_is_refused():
 def test_a_run_that_ends_early_claims_its_plan_everywhere(path, capsys, tmp_path):
     log = tmp_path / "log.jsonl"
     state = fit(path=path, log=log)
-    assert state.stopped == "early_stop" and 12 <= state.step < 40 and state.step % 4 == 0 and state.seen
+    assert state.stopped == "early_stop" and state.step == 12 and state.seen
     assert "stopped: early_stop" in repr(state)
     whole = float(plan_of().epsilon.upper)
     assert float(state.epsilon.upper) == upper(path) == pytest.approx(whole, rel=1e-6) and whole <= 2.0
