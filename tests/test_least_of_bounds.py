@@ -60,7 +60,7 @@ def test_wide_deltas_have_the_bound_by_moments():
 @pytest.mark.slow
 def test_calibration_at_a_tiny_delta_meets_what_moments_meet():
     found = ja.calibrate_noise_multiplier(1.0, 1e-300, 0.01, 1000)
-    assert renyi_epsilon_of_dp_sgd(13.0, 0.01, 1000, np.log(1e-300)) < 1.0
+    assert renyi_epsilon_of_dp_sgd(13.0, 0.01, 1000, np.log(1e-300), orders=range(602, 1600, 25)) < 1.0
     assert found.value <= 13.0
 
 
@@ -176,5 +176,5 @@ def test_selections_of_many_candidates_have_the_bound_by_moments():
 def test_an_accountant_warns_of_ends_far_apart():
     accountant = interop.CertifiedAccountant()
     accountant.compose(dp_event.RepeatAndSelectDpEvent(dp_event.LaplaceDpEvent(1.0), 1e10, np.inf))
-    with pytest.warns(UserWarning, match=r"between 16\.4.* and 60\.1"):
+    with pytest.warns(UserWarning, match=r"between 16\.4.* and 59\.8"):
         assert accountant.get_epsilon(1e-5) < 67.7

@@ -62,7 +62,7 @@ def largest(law, loss):
             logs = [mpmath.mpf(law.mean) * x for x in ends]
         else:
             n, p = (law.trials, law.probability_of_run) if isinstance(law, selection.Binomial) else (law.repetitions, 1)
-            logs = [(n - 1) * mpmath.log(1 - mpmath.mpf(p) * (1 - x)) for x in ends]
+            logs = [(n - 1) * mpmath.log(1 - mpmath.mpf(p) + mpmath.mpf(p) * x) for x in ends]
         return float(loss + logs[0] - logs[1])
 
 

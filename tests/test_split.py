@@ -102,7 +102,7 @@ def test_hard_cases_are_narrow(sigma, q, steps, delta, epsilon):
 
 
 @pytest.mark.slow
-def test_delta_and_epsilon_are_inverse(quick):
+def test_delta_and_epsilon_are_inverse():
     sigma, q, steps, delta, _ = (np.array(x) for x in zip(*HARD, strict=True))
     mechanism = ja.dp_sgd(sigma, q, steps)
     epsilon = ja.epsilon(mechanism, delta)
