@@ -26,7 +26,7 @@ DATA = np.eye(20, 2, dtype=np.float32)
 VALIDATION = np.linspace(0.0, 1.0, 400, dtype=np.float32)
 GIVEN = {"target_epsilon": 2.0, "target_delta": 1e-5, "dataset_size": 20, "sampling_probability": 1.0, "steps": 40}
 RULE = EarlyStop(1.0, every=4, patience=2, gain=200.0)
-"""On every machine, whose text enters the noise, a score that does not rise ends a run: noise of 200 has chance e^-33."""
+"""A score that does not rise ends a run on every machine: noise of 200, which the machine decides, has chance e^-33."""
 
 
 def plan_of(rule=RULE, **more):
