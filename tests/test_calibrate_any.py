@@ -22,6 +22,14 @@ def test_the_scale_of_laplace_noise_is_known_in_closed_form(log_epsilon, log_del
     assert least * (1.0 - 1e-9) <= found.value <= least * (1.0 + 4.0 * rtol * max(1.0, epsilon))
 
 
+def test_a_calibration_is_as_close_as_is_asked():
+    """The theorems' bracket, 2e-4 wide, ends a search only where rtol is not much finer."""
+    for rtol in (1e-5, 1e-3):
+        found = ja.calibrate(ja.Laplace, target_epsilon=1.0, target_delta=1e-4, bracket=(0.5, 2.0), rtol=rtol)
+        assert found.status == "ok"
+        assert found.value <= (1.0 + 4.0 * rtol) / (1.0 - 2.0 * math.log1p(-1e-4))
+
+
 def test_a_batch_agrees_with_the_calibration_of_dp_sgd():
     target, rate = np.array([[0.5], [2.0]]), np.array([0.02, 1.0])
     found = ja.calibrate(

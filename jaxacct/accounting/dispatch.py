@@ -39,7 +39,7 @@ COSTLY = 0.05
 WIDE = {"epsilon": 0.1, "delta": 0.5}
 """Rényi accounting is tried only for brackets whose relative width exceeds this. It does not improve narrower ones."""
 NARROW_FOR_SEARCH = 5e-4
-"""A search asks no costly engine for a bracket narrower than this relative width: only upper ends decide its result."""
+"""A search asks no costly engine for a bracket whose relative width is less than this and than 4 rtol."""
 ATOMS_TOGETHER = 1_000_000
 """Largest number of atoms (losses with a mass), over all rows, that one call evaluates, to bound the memory."""
 NO_RELATIVE_ACCURACY = 1e-300
@@ -139,7 +139,8 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     wide = left & (wanting if engine == "auto" else True)  # rows for the costly engines
     if engine == "auto" and wide.any():
         # a bracket that the theorems made narrower than 0.01 rtol needs no costly engine
-        wide &= is_open(answer, max(rtol, NARROW_FOR_SEARCH) if question.effort.in_search else 0.01 * rtol, floor)
+        enough = max(rtol, min(NARROW_FOR_SEARCH, 4.0 * rtol)) if question.effort.in_search else 0.01 * rtol
+        wide &= is_open(answer, enough, floor)
     for one, can in known:
         rows = np.flatnonzero(wide & can)
         if one.cost > COSTLY and rows.size:
