@@ -218,6 +218,15 @@ def test_a_lattice_with_a_coarse_left_part_gives_the_same(strategy, bins):
         assert abs(rest[3] - second) < 1e-8 * abs(z[3])
 
 
+def test_complex_expm1_is_off_by_less_than_the_bound_counts():
+    """`banded_bins` counts 6 units of 2^-53 for e^v - 1, relatively, also where v is tiny."""
+    rng = np.random.default_rng(0)
+    v = 10.0 ** rng.uniform(-12.0, 1.5, 20_000) * np.exp(1j * rng.uniform(0.0, 2.0 * np.pi, 20_000))
+    x, y = v.real.astype(np.longdouble), v.imag.astype(np.longdouble)
+    exact = np.expm1(x) * np.cos(y) - 2.0 * np.sin(y / 2.0) ** 2 + 1j * np.exp(x) * np.sin(y)
+    assert np.all(np.abs(np.expm1(v) - exact) <= 6.0 * 2.0**-53 * np.abs(exact))
+
+
 def test_sums_of_differences_round_no_more_than_their_bound():
     """For every |z|, Psi - 1 in float64 is compared with the same sums in extended precision."""
     law = normals_of(Toeplitz((1.0, 0.8), 7), 5, 1.3)

@@ -39,7 +39,7 @@ COSTLY = 0.05
 WIDE = {"epsilon": 0.1, "delta": 0.5}
 """Rényi accounting is tried only for brackets whose relative width exceeds this. It does not improve narrower ones."""
 NARROW_FOR_SEARCH = 5e-4
-"""A search asks no costly engine for a bracket whose relative width is less than this and than 4 rtol."""
+"""A search asks no costly engine for a bracket whose relative width is below both this number and 4 rtol."""
 ATOMS_TOGETHER = 1_000_000
 """Largest number of atoms (losses with a mass), over all rows, that one call evaluates, to bound the memory."""
 NO_RELATIVE_ACCURACY = 1e-300

@@ -185,7 +185,7 @@ class Lattice(NamedTuple):
         return np.asarray(t) if self.plain else t + 0.5 * BENT * (apart - np.sqrt(apart * apart + self.turn**2))
 
     def nodes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return `short`, which has few digits, so that squares are exact; nodes minus `short`; and ds/dt."""
+        """Return three arrays: numbers with few digits, whose squares are exact; nodes minus these numbers; ds/dt."""
         t = self.step * np.arange(self.first, self.half + 1)
         if self.plain:
             return t, np.zeros(t.size), np.ones(t.size)
@@ -394,8 +394,10 @@ class Norms(NamedTuple):
     top: np.ndarray
     """(N,) largest value of this function at nodes."""
     shares: np.ndarray
-    """(2, 4, N) norms in L2 and in L1 over `whole`: of the rounding of X and of weights, and of f - 1 without and with
-    the rounding of weights."""
+    """(2, 4, N) norms in L2 and in L1, each divided by `whole`, of four functions.
+
+    They are the rounding of X, the rounding of weights, f - 1, and the rounding of weights times f - 1.
+    """
     missed: np.ndarray
     """(2, 3, N) norms of f in L2 if one normal is shifted up, shifted down, or beyond the lattice."""
     apart: np.ndarray
@@ -446,10 +448,11 @@ class Errors:
                 log_whole, top = log_whole + kind.many * np.log(one.whole), np.maximum(top, one.top)
                 shares = shares + kind.many * one.shares
                 pair, apart = np.maximum(pair, one.missed / one.whole), np.maximum(apart, one.apart)
-            # a norm in L1 serves instead of one in L2 if the two bins that share its normals are at most `top`
+            # The norm in L1 may replace that in L2. The two bins that share its normals then count as `top`.
             exponents, alone = (np.minimum(shares[0, at], shares[1, at] * top**2) for at in (0, 2))
             _, turned, changes, changes_turned = shares[0]
-            # Harris' inequality is for ascending functions: take the largest value, or free the normal's two bins
+            # Harris' inequality needs an ascending function, which this is not. So its largest value counts, or the
+            # normal's two bins are freed.
             lost, of_weights = np.exp(freed(bins, x)), self._turned(path, sides[0])
             turned = np.where(less, turned, np.minimum(lost * turned, bins.count * np.max(of_weights, axis=1)))
             # bounds of what one normal's sum misses: of Psi or Psi - 1, and of the integral 1 without the exponentials
@@ -473,7 +476,7 @@ class Errors:
         return np.array(rows)
 
     def _turned(self, path: Path, boxed: Boxed) -> np.ndarray:
-        """Bound the rounding of weights that grows with the shift of a path, (N, boxes), in units of `ROUNDOFF`."""
+        """Return bounds, (N, boxes) in units of `ROUNDOFF`, of the rounding that a path's shift adds to weights."""
         nodes = np.isfinite(np.diff(self.edges))
         far = np.where(nodes, np.maximum(np.abs(self.edges[1:]), np.abs(self.edges[:-1])), 0.0) + path.shift[:, None]
         return np.where(nodes, -boxed.low * (16.0 * far + 10.0 / path.width[:, None]), 0.0)
@@ -512,7 +515,7 @@ class Errors:
         plain, missed, apart = weights[0], np.empty((2, 3, x.size)), np.full((2, 3, x.size), 4.0)
         for place, (kind_of, side) in itertools.product((0, 1), enumerate(sides[1:])):
             moved = rise(ordered(place, side, sides[0]), np.zeros(x.size))
-            # the other normal is summed, or integrated over the boxes with nodes only
+            # the other normal stays within the boxes that have nodes
             away, log = (np.where(along(1 - place, nodes[None]), np.broadcast_to(part, shape), 0.0) for part in moved)
             square_moved = np.exp(2.0 * grow(log, axis=2 - place))
             measures = ordered(place, weights[1 + kind_of], plain * nodes)
@@ -678,7 +681,7 @@ def log_modulus(bins: Bins, decay: Decay, least: Array, most: Array, low: Array,
     away = np.maximum(*ends)
     cost = np.where(away < RIGHT, 0.5 * bins.count * shift * shift, np.inf)
     logs = np.min(cost + decay(least[..., None] * np.cos(np.minimum(away, RIGHT))), axis=-1)
-    # |Psi - 1| is at most |Psi| + 1, and |z| times the largest |Psi'| on the way from 0 to z
+    # |Psi - 1| is at most |Psi| + 1. It is also at most |z| times the largest |Psi'| between 0 and z.
     return np.minimum(np.logaddexp(logs, 0.0), np.log(most) + np.min(cost, axis=-1)) if less else logs
 
 
