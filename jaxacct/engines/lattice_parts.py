@@ -196,10 +196,12 @@ class SampledGaussian(LatticePart):
 
     def sketch(self, cut: float) -> ApproximateLaw:
         top, mode = (self._top(cut), 1.0 / self.sigma) if self.sign > 0 else (38.0, 0.0)
-        count = int(min(2e5, max(2000.0, 4 * (min(top, 1e5) + 38.0) / min(1.0, self.sigma))))
-        u = np.linspace(-38.0, top, count)
+        u = np.linspace(-38.0, top, 2000)
         if mode > 2.0 * 38.0:  # almost no mass lies between the two modes, so u skips that range
-            u = np.append(np.linspace(-38.0, 38.0, count), np.linspace(mode - 38.0, max(top, mode), count))
+            u = np.append(np.linspace(-38.0, 38.0, 1500), np.linspace(mode - 38.0, max(top, mode), 1500))
+        # the loss is constant before its bend and a line after it; the bend is some sigma wide
+        bend = 0.5 / self.sigma + self.sigma * (np.log1p(-self.q) - np.log(self.q) + np.linspace(-40.0, 40.0, 321))
+        u = np.union1d(u, bend[(bend > u[0]) & (bend < u[-1])])
         weight = np.log(np.gradient(u) / np.sqrt(2 * np.pi))
         ratio = np.log1p(-self.q) + self._rise(u)
         if self.sign < 0:

@@ -7,6 +7,7 @@ polygons above and below T (README.md of this folder, "From the profile to polyg
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -56,10 +57,12 @@ TOGETHER = 32
 """Number of bases whose profiles one call computes. A larger number would take more memory and save hardly any time."""
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour. An eps with a wider bracket gets a contour of its own."""
+EVERY = 64
+"""Of the eps that an engine is asked about, every EVERY-th is asked first. The answers decide about those between."""
+MOST_AT = 1024
+"""Answers for at most this many numbers are kept, so that the kept ones take little memory."""
 FEW = 64
-"""For a `few_steps` base, up to this many eps get a contour each. If there are more, the lattice engine answers all."""
-FEW_STEPS = 100.0
-"""Largest number of steps of a `few_steps` base. For it the lattice engine is as accurate as contours, and faster."""
+"""Up to this many eps of a base get a contour each. If there are more, the lattice engine answers all: it is faster."""
 VALUE_ERROR = 1e-12
 """Relative error that is allowed for arithmetic with values of the profile."""
 LINE_EPS = 650.0
@@ -127,15 +130,7 @@ def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
 
 def delta_ends(run: Mechanism, at: np.ndarray, relation: str, rtol: float = 1e-4) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of a base's delta at the eps `at`, which may be of either sign."""
-    below = np.any(at < 0.0)
-    found = profile(run, relation).delta(at) if below else delta(run, at, relation=relation, rtol=rtol)
-    return np.asarray(found.lower), np.asarray(found.upper)
-
-
-def few_steps(parts: Components) -> np.ndarray:
-    """Return whether each base, (B,), consists of few sampled Gaussian steps. For such a base a contour takes long."""
-    steps, others = np.sum(parts.gauss_n, axis=1), np.sum(parts.laplace_n, axis=1) + np.sum(parts.finite_n, axis=1)
-    return (steps > 0.0) & (steps <= FEW_STEPS) & (others == 0.0) & (parts.mu == 0.0) & (parts.delta_infinity == 0.0)
+    return _ends("delta", run, np.asarray(at, np.float64), relation, rtol)
 
 
 def upper_delta(run: Mechanism, at: np.ndarray, relation: str, rtol: float = 1e-4) -> np.ndarray:
@@ -148,9 +143,32 @@ def epsilon_ends(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return (lower, upper) bounds of a base's epsilon at the deltas `target`; upper is inf if delta < LEAST_DELTA."""
     at, target = np.clip(target, LEAST_DELTA, 1.0 - ROUNDOFF), np.asarray(target)
-    found = epsilon(run, at, relation=relation, rtol=rtol)
-    high = np.where(target >= LEAST_DELTA, found.upper, np.inf)
-    return np.where(target >= 1.0, 0.0, found.lower), np.where(target >= 1.0, 0.0, high)
+    low, high = _ends("epsilon", run, at, relation, rtol)
+    high = np.where(target >= LEAST_DELTA, high, np.inf)
+    return np.where(target >= 1.0, 0.0, low), np.where(target >= 1.0, 0.0, high)
+
+
+def _ends(quantity: str, run: Mechanism, at: np.ndarray, relation: str, rtol: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds of a base's delta at eps, or epsilon at delta. Those of one configuration at few `at` are kept."""
+    if batch_shape(run) or at.size > MOST_AT:
+        return _asked(quantity, run, at, relation, rtol)
+    return _asked_once(quantity, run, at.tobytes(), at.shape, relation, rtol, backend.on_numpy(1))
+
+
+@functools.lru_cache(256)
+def _asked_once(
+    quantity: str, run: Mechanism, at: bytes, shape: tuple[int, ...], relation: str, rtol: float, plain: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return `_asked`. A search over laws of K asks the same of its base for each law. `plain`: whether by NumPy."""
+    return _asked(quantity, run, np.frombuffer(at).reshape(shape), relation, rtol)
+
+
+def _asked(quantity: str, run: Mechanism, at: np.ndarray, relation: str, rtol: float) -> tuple[np.ndarray, np.ndarray]:
+    if quantity == "epsilon":
+        found = epsilon(run, at, relation=relation, rtol=rtol)
+    else:
+        found = profile(run, relation).delta(at) if np.any(at < 0.0) else delta(run, at, relation=relation, rtol=rtol)
+    return np.asarray(found.lower), np.asarray(found.upper)
 
 
 def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str, rtol: float = 1e-4) -> np.ndarray:
@@ -331,7 +349,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Pr
         known: dict[str, list[np.ndarray]] = {}
         for part, (name, last) in zip(parts, lasts.items(), strict=False):
             within = [np.zeros(0) if far else eps[eps <= end] for eps, end, far in zip(at, last, beyond, strict=True)]
-            known[name] = _bounds_at(run, part, name, within, by_contour, shared)
+            known[name] = _bounds_at(run, part, name, within, by_contour, shared, engines == "lattice")
             for row, (eps, ends) in enumerate(zip(within, known[name], strict=True)):
                 # `last` is an upper bound of the epsilon at delta = `level`, so delta(last) is at most `level`
                 if eps.size and eps[-1] == last[row] < ASKED_EPS:
@@ -349,6 +367,7 @@ def _bounds_at(
     places: list[np.ndarray],
     by_contour: np.ndarray,  # (B,), whether the contour engine is asked about the base
     shared: np.ndarray,  # (B,), whether neighbouring eps share a contour; `_wide` says which are computed again
+    by_lattice: np.ndarray,  # (B,), whether the lattice engine is asked about the base
 ) -> list[np.ndarray]:
     """Return, for each base, lower and upper bounds of delta at the eps that `places` lists for it."""
     sizes, eps = np.array([each.size for each in places]), np.concatenate(places)
@@ -357,11 +376,28 @@ def _bounds_at(
     some = np.flatnonzero(shared & (sizes > 0))
     for index, found in zip(some, _on_few_contours(part.take(some), [places[index] for index in some]), strict=True):
         ends[:, row == index], due[row == index] = found, _wide(*found)
-    many = shared & few_steps(part) & (np.bincount(row[due], minlength=sizes.size) > FEW)
-    for engine, those in (("contour", by_contour & ~many), ("lattice", many), ("auto", ~by_contour)):
-        if (asked := due & those[row]).any():
-            rest = delta(_rows(run, row[asked]), eps[asked], relation=relation, engine=engine, rtol=PROFILE_RTOL)
-            ends[:, asked] = np.maximum(ends[0, asked], rest.lower), np.minimum(ends[1, asked], rest.upper)
+
+    def ask(some: np.ndarray, engine: str) -> None:
+        if some.size:
+            rest = delta(_rows(run, row[some]), eps[some], relation=relation, engine=engine, rtol=PROFILE_RTOL)
+            ends[:, some] = np.maximum(ends[0, some], rest.lower), np.minimum(ends[1, some], rest.upper)
+
+    by_lattice = by_lattice | shared & (np.bincount(row[due], minlength=sizes.size) > FEW)
+    named = by_contour | by_lattice
+    for engine, those in (("contour", by_contour & ~by_lattice), ("lattice", by_lattice), ("auto", ~named)):
+        asked, before = np.flatnonzero(due & those[row]), ends[1] - ends[0]
+        new = np.diff(row[asked], prepend=-1) > 0
+        first = asked[(np.arange(asked.size) % EVERY == 0) | new | np.append(new[1:], True)[: asked.size]]
+        ask(first, engine)
+        rest = np.setdiff1d(asked, first)
+        after = np.searchsorted(first, rest)
+        left, right, width = first[after - 1], first[after], ends[1] - ends[0]
+        # delta does not rise with eps, so where it is nearly equal at `left` and `right`, it is known between them
+        equal = ends[1, left] - ends[0, right] <= CONTOUR_WIDTH * ends[1, left]
+        ends[:, rest[equal]] = ends[0, right[equal]], ends[1, left[equal]]
+        # between two answers that hardly narrowed their brackets no other answer would
+        vain = (width[left] > 0.5 * before[left]) & (width[right] > 0.5 * before[right])
+        ask(rest[~(equal | vain)], engine)
     return np.split(ends, np.cumsum(sizes)[:-1], axis=1)
 
 
@@ -402,9 +438,9 @@ def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarra
 
 
 def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
-    """Return an upper bound of the epsilon at delta = `level`, clipped to the interval from 1e-6 to ASKED_EPS."""
+    """Return an upper bound of the epsilon at delta = `level`, clipped to the interval from 1e-9 to ASKED_EPS."""
     found = epsilon(run, np.minimum(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper
-    return np.fmin(np.maximum(found, 1e-6), ASKED_EPS)  # fmin returns ASKED_EPS where the engines failed (NaN)
+    return np.fmin(np.maximum(found, 1e-9), ASKED_EPS)  # fmin returns ASKED_EPS where the engines failed (NaN)
 
 
 def _by_sum(parts: list[Components]) -> Profile:

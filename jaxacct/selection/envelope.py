@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxacct.accounting.account import epsilon
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base_profile import (
@@ -36,7 +37,9 @@ LARGEST_EPS = 700.0
 VALUES = 24_000
 """Number of points v spread evenly among the knots of the polygon above T. Each v, and each knot, gives a line."""
 FAR_POINTS = 128
-"""Number of points at smaller deltas that extend the base's cached profile, if this profile ends too early."""
+"""Number of points at larger eps that extend the base's cached profile, if this profile ends too early."""
+SLOW_POINTS = 48
+"""The number of such points where an engine other than contours answers."""
 TAIL_SHARE = 1e-6
 """The table ends where the losses beyond its last eps add at most this share of delta to the answer."""
 
@@ -145,9 +148,15 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
     infinite = float(infinite_mass(run, side.forward))
     level = max(level, TAIL_SHARE * infinite, 1e-290)
     if high[-1] > infinite + level:  # the profile ends before delta is small enough, so add points at larger eps
-        deltas = infinite + np.geomspace(max(high[-1] - infinite, level), level, FAR_POINTS)
-        eps = np.maximum.accumulate(upper_epsilon(run, deltas, side.forward, PROFILE_RTOL))
-        eps = np.minimum(eps, LARGEST_EPS + 1.0)
+        beyond = max(high[-1] - infinite, level)
+        middle = epsilon(run, infinite + np.sqrt(beyond * level), relation=side.forward, rtol=PROFILE_RTOL)
+        if middle.ok and middle.engine == "contour":
+            deltas = infinite + np.geomspace(beyond, level, FAR_POINTS)
+            eps = np.maximum.accumulate(upper_epsilon(run, deltas, side.forward, PROFILE_RTOL))
+        else:  # other engines give delta at many eps sooner than epsilon at one delta
+            last = min(float(upper_epsilon(run, np.asarray(infinite + level), side.forward, PROFILE_RTOL)), LARGEST_EPS)
+            eps = np.linspace(np.log(ratio[-1]), last, SLOW_POINTS + 1)[1:]
+            deltas = upper_delta(run, eps, side.forward, PROFILE_RTOL)
         further = (np.diff(eps, prepend=np.log(ratio[-1])) > 1e-9) & (eps <= LARGEST_EPS)
         # e^eps is rounded up. The upper bound of delta also holds there, because delta does not rise with eps.
         ratio = np.append(ratio, np.exp(eps[further]) * (1.0 + 4.0 * ROUNDOFF * (1.0 + eps[further])))

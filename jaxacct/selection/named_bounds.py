@@ -7,6 +7,7 @@ profile, m = E[K], and the shift depends on the law of K (README.md of this fold
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ from jaxacct.representations.renyi_divergences import delta_from_renyi, epsilon_
 from jaxacct.selection import envelope
 from jaxacct.selection.base_profile import SAYS_NOTHING, Sides, gaussian_mu, sides, under, upper_delta, upper_epsilon
 from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegativeBinomial, require_law
+from jaxacct.selection.worst_case import MOST_KEPT
 
 CHUNK = 256
 """Number of configurations computed at once: so few that their arrays stay in the processor's cache."""
@@ -32,6 +34,8 @@ RENYI_LAWS = (TruncatedNegativeBinomial, Poisson)
 """Laws of K for which a bound from the base's Rényi divergences is published."""
 RENYI_ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
 """Rényi orders, 40 for each power of ten of `order - 1`. Each gives a true bound, so a coarse grid is enough."""
+CHORD = 8
+"""For every CHORD-th order the base's delta is computed, and chords bound it at the orders between."""
 ROUNDED_UP = 1.0 + 1e-12
 """Factor by which the published bounds are rounded up. It covers the rounding error of each formula."""
 REACHES = (9.0, 13.0, 37.5)
@@ -130,19 +134,43 @@ def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarr
     """
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     along = orders.reshape(-1, *(1,) * len(shape))
-    base = np.asarray(renyi_divergence(run, along, side.forward).upper)
+    base = _divergence(run, along, side.forward)
     if isinstance(law, TruncatedNegativeBinomial):
-        reverse = np.asarray(renyi_divergence(run, along, side.reverse).upper)
+        reverse = _divergence(run, along, side.reverse)
         spread = (1.0 - 1.0 / along) * reverse - np.log(law.gamma) / along
         value = base + (1.0 + np.asarray(law.eta)) * np.min(spread, axis=0) + np.log(law.mean) / (along - 1.0)
     elif isinstance(law, Poisson):
-        missed = upper_delta(run, np.log1p(1.0 / (along - 1.0)), side.reverse)
+        missed = _missed(run, along, side.reverse)
         grown = np.log(law.mean) + (along - 1.0) * (base + law.mean * missed)
         value = np.logaddexp(-np.asarray(law.mean), grown) / (along - 1.0)
     else:
         names = ", ".join(kind.__name__ for kind in RENYI_LAWS)
         raise InputError(f"no Rényi bound is published for k = {type(law).__name__}; use {names}, or bound='envelope'")
     return np.maximum(value, 0.0) * ROUNDED_UP
+
+
+def _missed(run: Mechanism, orders: np.ndarray, relation: str) -> np.ndarray:
+    """Return upper bounds of delta at e^eps = 1 + 1/(order - 1). Chords join few eps; delta is convex in e^eps."""
+    beyond = 1.0 / (orders.reshape(-1) - 1.0)  # e^eps - 1, which falls
+    known = np.append(np.arange(0, beyond.size - 1, CHORD), beyond.size - 1)
+    at = beyond[known].reshape(-1, *orders.shape[1:])
+    high = upper_delta(run, np.log1p(at), relation)
+    after = np.clip(np.searchsorted(known, np.arange(beyond.size)), 1, known.size - 1)
+    share = (beyond.reshape(orders.shape) - at[after]) / (at[after - 1] - at[after])
+    return high[after] * (1.0 - share) + high[after - 1] * share
+
+
+def _divergence(run: Mechanism, orders: np.ndarray, relation: str) -> np.ndarray:
+    """Return upper bounds of the base's Rényi divergences. Those of one configuration are kept."""
+    if batch_shape(run):
+        return np.asarray(renyi_divergence(run, orders, relation).upper)
+    return _divergence_once(run, orders.tobytes(), relation).reshape(orders.shape)
+
+
+@functools.lru_cache(MOST_KEPT)
+def _divergence_once(run: Mechanism, orders: bytes, relation: str) -> np.ndarray:
+    """Return upper bounds of one base's Rényi divergences, (O,). A search over laws of K asks for them again."""
+    return np.asarray(renyi_divergence(run, np.frombuffer(orders), relation).upper)
 
 
 def bound_epsilon(

@@ -94,7 +94,7 @@ def narrowed(
     flat, found = np.broadcast_to(values, shape).reshape(-1), ends.reshape(2, -1).copy()
     for here, base, one in each_pair(run, law, shape, rows):
         both = np.zeros((2, here.size))
-        for limits in _limits(known_bases(base)[0].curves, base, one, relation):
+        for limits in _limits(base, one, relation):
             side = limits.epsilon(flat[here]) if quantity == "epsilon" else limits.delta(flat[here])
             both = np.maximum(both, side)
         found[:, here] = meet(found[:, here], both, SAYS_NOTHING[quantity])
@@ -106,7 +106,7 @@ def last(run: Mechanism, law: Law, relation: str) -> tuple[np.ndarray, np.ndarra
     shape = np.broadcast_shapes(batch_shape(run), law.shape)
     found = np.zeros((2, int(np.prod(shape))))
     for here, base, one in each_pair(run, law, shape):
-        for limits in _limits(known_bases(base)[0].curves, base, one, relation):
+        for limits in _limits(base, one, relation):
             found[:, here] = np.maximum(found[:, here], [[limits.largest], [limits.leak[1]]])
     largest, mass = found.reshape(2, *shape)
     return largest, mass
@@ -128,17 +128,19 @@ def _direction(run: Mechanism, side: Sides) -> Direction:
     return Direction(ahead, back, loss, reverse, float(upper_delta(run, np.zeros(()), side.forward)))
 
 
-def _limits(curves: dict[str, Curve], run: Mechanism, law: Law, relation: str) -> Iterator[Limits]:
+def _limits(run: Mechanism, law: Law, relation: str) -> Iterator[Limits]:
     """Yield the limits of each direction for one configuration."""
     for side in sides(run, relation):
-        yield _of_one(_direction(run, side), curves[side.direction], law)
+        base = _direction(run, side)
+        lost = mass_on_top(law, abs(float(base.ahead.delta_infinity[0])))
+        if base.loss == np.inf:
+            yield Limits(lost, np.inf, np.zeros(0), np.ones(0), 0.0)
+        else:  # only bounded losses need the curve, which can take seconds
+            yield _of_bounded(base, known_bases(run)[0].curves[side.direction], law, lost)
 
 
-def _of_one(base: Direction, curve: Curve, law: Law) -> Limits:
+def _of_bounded(base: Direction, curve: Curve, law: Law, lost: tuple[float, float]) -> Limits:
     apart, unseen = (abs(float(each.delta_infinity[0])) for each in (base.ahead, base.back))
-    lost = mass_on_top(law, apart)
-    if base.loss == np.inf:
-        return Limits(lost, np.inf, np.zeros(0), np.ones(0), 0.0)
 
     def most(s: np.ndarray) -> np.ndarray:
         """Return a lower bound of 1 - (T(v) - p) at v = 1/(1 + e^-s), from the least of three upper bounds of T(v)."""
