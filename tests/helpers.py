@@ -57,7 +57,7 @@ def gaussian_moment(sigma: float, q: float, power: complex) -> Any:
     low, high = -20 - abs(min(power.real, 0)) * q / sigma, max(power.real, 1) / sigma + 25
 
     def inside(u: Any, analytic: bool) -> Any:
-        mix = 1 - q + q * (u / sigma - 0.5 / (flint.arb(sigma) * sigma)).exp()
+        mix = 1 - flint.arb(q) + flint.arb(q) * (u / sigma - 0.5 / (flint.arb(sigma) * sigma)).exp()
         return (mix.log(analytic=analytic) * flint.acb(power) - u * u / 2).exp()
 
     return integral(inside, low, high) / (2 * flint.arb.pi()).sqrt()

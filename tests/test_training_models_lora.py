@@ -56,7 +56,7 @@ CASES = {
         lambda path: True,
     ),
     "other uses": lambda: (
-        {"kernel": np.ones((8, 8), np.float32) / 8, "table": np.ones((9, 4), np.float32)},
+        {"kernel": np.ones((8, 8), np.float32) / 8, "table": jnp.ones((9, 4))},
         lambda p, x: (
             jax.lax.fori_loop(0, 2, lambda i, y: y @ p["kernel"], x).sum()
             + p["table"][jnp.array([1, 2])]
