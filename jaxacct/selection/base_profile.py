@@ -366,23 +366,28 @@ def _bounds_at(
     relation: str,
     places: list[np.ndarray],
     by_contour: np.ndarray,  # (B,), whether the contour engine is asked about the base
-    shared: np.ndarray,  # (B,), whether neighbouring eps share a contour; `_wide` says which are computed again
+    shared: np.ndarray,  # (B,), whether neighbouring eps share a contour. Wide brackets are computed again
     by_lattice: np.ndarray,  # (B,), whether the lattice engine is asked about the base
 ) -> list[np.ndarray]:
     """Return, for each base, lower and upper bounds of delta at the eps that `places` lists for it."""
     sizes, eps = np.array([each.size for each in places]), np.concatenate(places)
     row = np.repeat(np.arange(sizes.size), sizes)
     ends, due = np.stack([np.zeros(eps.size), np.ones(eps.size)]), np.ones(eps.size, bool)
-    some = np.flatnonzero(shared & (sizes > 0))
+    some, open_ = np.flatnonzero(shared & (sizes > 0)), np.zeros(sizes.size)
     for index, found in zip(some, _on_few_contours(part.take(some), [places[index] for index in some]), strict=True):
-        ends[:, row == index], due[row == index] = found, _wide(*found)
+        wide = found[1] - found[0] > CONTOUR_WIDTH * found[1]
+        open_[index] = wide.sum()
+        # most brackets with a lower bound of 0 stay wide, so only every eighth of those eps is asked about again
+        nothing = wide & (found[0] == 0.0)
+        ends[:, row == index] = found
+        due[row == index] = wide & ~nothing | nothing & (np.cumsum(nothing) % 8 == 1)
 
     def ask(some: np.ndarray, engine: str) -> None:
         if some.size:
             rest = delta(_rows(run, row[some]), eps[some], relation=relation, engine=engine, rtol=PROFILE_RTOL)
             ends[:, some] = np.maximum(ends[0, some], rest.lower), np.minimum(ends[1, some], rest.upper)
 
-    by_lattice = by_lattice | shared & (np.bincount(row[due], minlength=sizes.size) > FEW)
+    by_lattice = by_lattice | (open_ > FEW)
     named = by_contour | by_lattice
     for engine, those in (("contour", by_contour & ~by_lattice), ("lattice", by_lattice), ("auto", ~named)):
         asked, before = np.flatnonzero(due & those[row]), ends[1] - ends[0]
@@ -393,7 +398,8 @@ def _bounds_at(
         after = np.searchsorted(first, rest)
         left, right, width = first[after - 1], first[after], ends[1] - ends[0]
         # delta does not rise with eps, so where it is nearly equal at `left` and `right`, it is known between them
-        equal = ends[1, left] - ends[0, right] <= CONTOUR_WIDTH * ends[1, left]
+        enough = np.maximum(CONTOUR_WIDTH * ends[1, left], 1.5 * np.maximum(width[left], width[right]))
+        equal = ends[1, left] - ends[0, right] <= enough
         ends[:, rest[equal]] = ends[0, right[equal]], ends[1, left[equal]]
         # between two answers that hardly narrowed their brackets no other answer would
         vain = (width[left] > 0.5 * before[left]) & (width[right] > 0.5 * before[right])
@@ -406,14 +412,6 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
     count = EPS_POINTS.get(engine, EPS_POINTS["lattice"]) // (2 if coarse else 1)
     early = round(count * max(first / last, 0.5))
     return np.concatenate([np.linspace(0.0, first, early), np.linspace(first, last, count - early + 1)[1:]])
-
-
-def _wide(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """For each bracket from a shared contour, return whether it is so wide that it must be computed again."""
-    wide = high - low > CONTOUR_WIDTH * high
-    # a contour for one eps hardly ever raises a lower bound of 0, so only every eighth of those is computed again
-    nothing = wide & (low == 0.0)
-    return wide & ~nothing | nothing & (np.cumsum(nothing) % 8 == 1)
 
 
 def _filled(ends: np.ndarray, count: int) -> np.ndarray:

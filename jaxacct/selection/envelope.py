@@ -145,6 +145,9 @@ def _of_table(run: Mechanism, law: Law, least: float, side: Sides) -> tuple[Enve
 def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarray, np.ndarray]:
     """Return (e^eps, upper bounds of delta) at eps of both signs, up to a delta within `level` of the infinite mass."""
     ratio, _, high = known_bases(run)[0].profile.joined(side.direction)
+    # after the least delta come the eps of the other direction, which say nothing more about this one
+    end = int(np.argmax(high <= 1.001 * np.min(high))) + 1
+    ratio, high = ratio[:end], high[:end]
     infinite = float(infinite_mass(run, side.forward))
     level = max(level, TAIL_SHARE * infinite, 1e-290)
     if high[-1] > infinite + level:  # the profile ends before delta is small enough, so add points at larger eps
@@ -157,7 +160,7 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
             last = min(float(upper_epsilon(run, np.asarray(infinite + level), side.forward, PROFILE_RTOL)), LARGEST_EPS)
             eps = np.linspace(np.log(ratio[-1]), last, SLOW_POINTS + 1)[1:]
             deltas = upper_delta(run, eps, side.forward, PROFILE_RTOL)
-        further = (np.diff(eps, prepend=np.log(ratio[-1])) > 1e-9) & (eps <= LARGEST_EPS)
+        further = (np.diff(eps, prepend=np.log(ratio[-1])) > 1e-12) & (eps <= LARGEST_EPS)
         # e^eps is rounded up. The upper bound of delta also holds there, because delta does not rise with eps.
         ratio = np.append(ratio, np.exp(eps[further]) * (1.0 + 4.0 * ROUNDOFF * (1.0 + eps[further])))
         high = np.append(high, deltas[further])

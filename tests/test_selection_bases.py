@@ -1,0 +1,66 @@
+"""What a selection asks of its base: few questions, and narrow answers for rare samples and for little noise."""
+
+import numpy as np
+import pytest
+
+import jaxacct as ja
+from jaxacct import selection
+from jaxacct.selection import base_profile
+from jaxacct.selection.base_profile import bases, sides
+from jaxacct.selection.envelope import profile_points, table_of
+from jaxacct.selection.named_bounds import RENYI_ORDERS, _missed
+from jaxacct.selection.profile_ends import by_base
+
+RARE = ja.dp_sgd(10.0, 1e-9, 1000)
+LITTLE = ja.dp_sgd(0.38, 2.9e-5, 250)
+
+
+@pytest.mark.parametrize(("run", "row", "share"), [(RARE, 0, 0.9), (LITTLE, 1, 0.06)], ids=["rare", "little noise"])
+def test_profiles_are_narrow(run, row, share):
+    """Rare samples: the last eps was 1e-6, far beyond all losses.  Little noise: no contour bounds the added record."""
+    known = bases(run, coarse=True)[0].profile
+    assert np.mean(known.high[row] - known.low[row] <= 0.01 * known.high[row]) > share
+
+
+def test_equal_deltas_are_asked_once(monkeypatch):
+    """With noise .01 a loss is nearly 0 or above 600, so that delta is the same at most eps between."""
+    asked, real = [], base_profile.delta
+    monkeypatch.setattr(
+        base_profile, "delta", lambda run, at, **rest: asked.append(np.size(at)) or real(run, at, **rest)
+    )
+    known = bases(ja.dp_sgd(0.01, 0.001, 10), coarse=True)[0].profile
+    flat = (known.eps > 0.02) & (known.eps < 600.0)
+    assert sum(asked) < known.eps.size and known.eps.size == 400
+    truth = -np.expm1(10 * np.log1p(-0.001))
+    assert np.all((known.low[0, flat] <= truth) & (truth <= known.high[0, flat]))
+    assert np.all(known.high[0, flat] - known.low[0, flat] <= 1e-3 * truth)
+
+
+@pytest.mark.parametrize(
+    "run", [pytest.param(RARE, marks=pytest.mark.slow, id="rare"), pytest.param(LITTLE, id="little")]
+)
+def test_points_beyond_the_profile_lie_above_it(run):
+    side = sides(run, "add_or_remove_one")[1]
+    table, _ = table_of(*profile_points(run, 1e-40, side))
+    assert table.delta[-1] <= 1.1e-40
+    eps = np.linspace(0.0, np.log(table.ratio[-1]), 7)[1:]
+    assert np.all(table.about(eps)[0] >= np.asarray(ja.delta(run, eps, relation=side.forward).lower))
+
+
+def test_chords_are_above_the_deltas_that_a_renyi_bound_misses():
+    run, orders = ja.dp_sgd([2.0, 4.0], 0.01, 10), RENYI_ORDERS[::8, None]
+    found = _missed(run, orders, "add_one")
+    exact = ja.delta(run, np.log1p(1.0 / (orders - 1.0)), relation="add_one")
+    assert found.shape == (31, 2) and np.all(np.diff(found, axis=0) >= 0.0)
+    assert np.all(found >= np.asarray(exact.lower))
+    np.testing.assert_allclose(found[::8], np.asarray(exact.upper)[::8], rtol=1e-3, atol=1e-12)
+
+
+def test_a_second_law_asks_about_its_own_levels_alone(monkeypatch):
+    asked, real = [], base_profile._asked
+    monkeypatch.setattr(base_profile, "_asked", lambda *given: asked.append(given[0]) or real(*given))
+    for seen, law in enumerate((selection.Geometric(0.1), selection.Geometric(0.2))):
+        by_base("epsilon", ja.dp_sgd(2.0, 0.02, 37), law, np.asarray(1e-6), "add_or_remove_one")
+        assert asked.count("delta") == 2 and asked.count("epsilon") == 2 + 2 * (
+            seen + 1
+        )  # at the target, and at target/E[K]
