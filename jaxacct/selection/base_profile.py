@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -382,29 +382,36 @@ def _bounds_at(
         ends[:, row == index] = found
         due[row == index] = wide & ~nothing | nothing & (np.cumsum(nothing) % 8 == 1)
 
-    def ask(some: np.ndarray, engine: str) -> None:
-        if some.size:
-            rest = delta(_rows(run, row[some]), eps[some], relation=relation, engine=engine, rtol=PROFILE_RTOL)
-            ends[:, some] = np.maximum(ends[0, some], rest.lower), np.minimum(ends[1, some], rest.upper)
-
     by_lattice = by_lattice | (open_ > FEW)
     named = by_contour | by_lattice
     for engine, those in (("contour", by_contour & ~by_lattice), ("lattice", by_lattice), ("auto", ~named)):
-        asked, before = np.flatnonzero(due & those[row]), ends[1] - ends[0]
-        new = np.diff(row[asked], prepend=-1) > 0
-        first = asked[(np.arange(asked.size) % EVERY == 0) | new | np.append(new[1:], True)[: asked.size]]
-        ask(first, engine)
-        rest = np.setdiff1d(asked, first)
-        after = np.searchsorted(first, rest)
-        left, right, width = first[after - 1], first[after], ends[1] - ends[0]
-        # delta does not rise with eps, so where it is nearly equal at `left` and `right`, it is known between them
-        enough = np.maximum(CONTOUR_WIDTH * ends[1, left], 1.5 * np.maximum(width[left], width[right]))
-        equal = ends[1, left] - ends[0, right] <= enough
-        ends[:, rest[equal]] = ends[0, right[equal]], ends[1, left[equal]]
-        # between two answers that hardly narrowed their brackets no other answer would
-        vain = (width[left] > 0.5 * before[left]) & (width[right] > 0.5 * before[right])
-        ask(rest[~(equal | vain)], engine)
+
+        def ask(some: np.ndarray, engine: str = engine) -> None:
+            if some.size:
+                rest = delta(_rows(run, row[some]), eps[some], relation=relation, engine=engine, rtol=PROFILE_RTOL)
+                ends[:, some] = np.maximum(ends[0, some], rest.lower), np.minimum(ends[1, some], rest.upper)
+
+        _ask_in_two_rounds(ask, np.flatnonzero(due & those[row]), row, ends)
     return np.split(ends, np.cumsum(sizes)[:-1], axis=1)
+
+
+def _ask_in_two_rounds(ask: Callable[[np.ndarray], None], asked: np.ndarray, row: np.ndarray, ends: np.ndarray) -> None:
+    """Narrow `ends` at the places `asked`: first at every EVERY-th, then at those between where it helps."""
+    before = ends[1] - ends[0]
+    new = np.diff(row[asked], prepend=-1) > 0
+    first = asked[(np.arange(asked.size) % EVERY == 0) | new | np.append(new[1:], True)[: asked.size]]
+    ask(first)
+    rest = np.setdiff1d(asked, first)
+    after = np.searchsorted(first, rest)
+    left, right, width = first[after - 1], first[after], ends[1] - ends[0]
+    # delta does not rise with eps, so where it is nearly equal at `left` and `right`, it is known between them
+    enough = np.maximum(CONTOUR_WIDTH * ends[1, left], 1.5 * np.minimum(width[left], width[right]))
+    equal = ends[1, left] - ends[0, right] <= enough
+    ends[0, rest[equal]] = np.maximum(ends[0, rest], ends[0, right])[equal]
+    ends[1, rest[equal]] = np.minimum(ends[1, rest], ends[1, left])[equal]
+    # between two answers that hardly narrowed their brackets no other answer would
+    vain = (width[left] > 0.5 * before[left]) & (width[right] > 0.5 * before[right])
+    ask(rest[~(equal | vain)])
 
 
 def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
