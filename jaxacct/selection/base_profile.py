@@ -344,7 +344,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Pr
         engines = np.broadcast_to(probe.engine, (size,))
         # the contour engine is asked by name: with "auto" the slower lattice engine would redo its wide brackets
         by_contour = (engines == "contour") & np.all([contour.reach(part).answers for part in parts], axis=0)
-        shared = by_contour & (infinite == 0.0) & np.equal(probe.kind, "certified")
+        shared = by_contour & np.equal(probe.kind, "certified")
         at = [_places(*ends, coarse) for ends in zip(first, at_most, engines, strict=True)]
         known: dict[str, list[np.ndarray]] = {}
         for part, (name, last) in zip(parts, lasts.items(), strict=False):
@@ -437,7 +437,10 @@ def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarra
     places = np.concatenate([np.pad(x, ((0, 0), (0, max(blocks) - x.shape[1])), mode="edge") for x in cut])
     rows = parts.take(np.repeat(np.arange(len(cut)), [len(x) for x in cut]))
     found = delta_about(rows, places, np.zeros(places.shape), CONTOUR_WIDTH, contour.TOLERANCE)
-    ends = np.stack([found.lower, found.upper]) * (1.0 + 4.0 * ROUNDOFF * np.array([-1.0, 1.0])[:, None, None])
+    outward = np.array([-1.0, 1.0])[:, None, None] * ROUNDOFF
+    infinite, units = rows.delta_infinity[:, None], rows.infinity_units[:, None]
+    ends = np.stack([found.lower, found.upper]) * (1.0 + 4.0 * outward)
+    ends = (ends + infinite * (1.0 + (4.0 + units) * outward)) * (1.0 + 2.0 * outward)
     each = np.split(np.minimum(ends, 1.0), np.cumsum([len(x) for x in cut])[:-1], axis=1)
     return [x[:, :, :n].reshape(2, -1)[:, : at.size] for x, n, at in zip(each, blocks, eps, strict=True)]
 
