@@ -52,9 +52,8 @@ def test_a_base_with_a_mass_at_infinity_shares_contours(monkeypatch):
         assert np.all(low[low > 0.0] >= 1e-7 * (1.0 - 1e-12))
 
 
-@pytest.mark.parametrize(
-    "run", [pytest.param(RARE, marks=pytest.mark.slow, id="rare"), pytest.param(LITTLE, id="little")]
-)
+@pytest.mark.slow  # a run takes 10 CPU seconds
+@pytest.mark.parametrize("run", [RARE, LITTLE], ids=["rare samples", "little noise"])
 def test_points_beyond_the_profile_lie_above_it(run):
     side = sides(run, "add_or_remove_one")[1]
     table, _ = table_of(*profile_points(run, 1e-40, side))
