@@ -156,6 +156,7 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
         if middle.ok and middle.engine == "contour":
             deltas = infinite + np.geomspace(beyond, level, FAR_POINTS)
             eps = np.maximum.accumulate(upper_epsilon(run, deltas, side.forward, PROFILE_RTOL))
+            eps = np.minimum(eps, LARGEST_EPS + 1.0)
         else:  # other engines give delta at many eps sooner than epsilon at one delta
             last = min(float(upper_epsilon(run, np.asarray(infinite + level), side.forward, PROFILE_RTOL)), LARGEST_EPS)
             eps = np.linspace(np.log(ratio[-1]), last, SLOW_POINTS + 1)[1:]
