@@ -23,7 +23,7 @@ def test_profiles_are_narrow(run, row, share):
 
 
 def test_equal_deltas_are_asked_once(monkeypatch):
-    """With noise .01 a loss is nearly 0 or above 600, so that delta is the same at most eps between."""
+    """With noise .01 every loss is below .02 or above 600. Between these eps delta is the same."""
     asked, real = [], base_profile.delta
     monkeypatch.setattr(
         base_profile, "delta", lambda run, at, **rest: asked.append(np.size(at)) or real(run, at, **rest)

@@ -430,13 +430,20 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
     side = ask_engines("delta", asked, rows & ~kinds.empty & (infinite < 1.0), question.engine)
 
     low, mid, high = (np.where(kinds.empty, 0.0, end) for end in side.answer)
-    low, mid, high = np.clip(low, 0, 1) + infinite, mid + infinite, np.minimum(high, 1.0) + infinite
+    (low, high), mid = with_infinite_mass(low, high, infinite, parts.infinity_units), mid + infinite
     wrong = parts.infinity_units * ROUNDOFF * infinite
-    low = np.maximum(low - 4 * ROUNDOFF * low - wrong, 0.0)
-    high = np.minimum(high + 4 * ROUNDOFF * high + wrong, 1.0)
     agree = low <= high
     low, high = np.where(agree, low, np.maximum(infinite - wrong, 0.0)), np.where(agree, high, 1.0)
     return Side(Answer(low, np.clip(mid, low, high), high), side.engine, side.contradicted | ~agree)
+
+
+def with_infinite_mass(
+    low: np.ndarray, high: np.ndarray, infinite: np.ndarray, units: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return bounds of delta from those of its finite part and the mass at infinity, which has an error of `units`."""
+    low, high = np.clip(low, 0, 1) + infinite, np.minimum(high, 1.0) + infinite
+    wrong = units * ROUNDOFF * infinite
+    return np.maximum(low - 4 * ROUNDOFF * low - wrong, 0.0), np.minimum(high + 4 * ROUNDOFF * high + wrong, 1.0)
 
 
 def _refuse_zero_delta(parts: Components, below: Components, rows: np.ndarray, shape: tuple[int, ...]) -> None:

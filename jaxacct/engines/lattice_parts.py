@@ -199,7 +199,7 @@ class SampledGaussian(LatticePart):
         u = np.linspace(-38.0, top, 2000)
         if mode > 2.0 * 38.0:  # almost no mass lies between the two modes, so u skips that range
             u = np.append(np.linspace(-38.0, 38.0, 1500), np.linspace(mode - 38.0, max(top, mode), 1500))
-        # the loss is constant before its bend and a line after it; the bend is some sigma wide
+        # The loss is nearly constant up to a bend that is some sigma wide, and grows like u after it.
         bend = 0.5 / self.sigma + self.sigma * (np.log1p(-self.q) - np.log(self.q) + np.linspace(-40.0, 40.0, 321))
         u = np.union1d(u, bend[(bend > u[0]) & (bend < u[-1])])
         weight = np.log(np.gradient(u) / np.sqrt(2 * np.pi))

@@ -39,7 +39,7 @@ VALUES = 24_000
 FAR_POINTS = 128
 """Number of points at larger eps that extend the base's cached profile, if this profile ends too early."""
 SLOW_POINTS = 48
-"""The number of such points where an engine other than contours answers."""
+"""Number of points that extend the profile if the engine that answers is not the contour engine."""
 TAIL_SHARE = 1e-6
 """The table ends where the losses beyond its last eps add at most this share of delta to the answer."""
 
@@ -145,7 +145,7 @@ def _of_table(run: Mechanism, law: Law, least: float, side: Sides) -> tuple[Enve
 def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarray, np.ndarray]:
     """Return (e^eps, upper bounds of delta) at eps of both signs, up to a delta within `level` of the infinite mass."""
     ratio, _, high = known_bases(run)[0].profile.joined(side.direction)
-    # after the least delta come the eps of the other direction, which say nothing more about this one
+    # the other direction may have further eps, at which the bound of this direction falls no more
     end = int(np.argmax(high <= 1.001 * np.min(high))) + 1
     ratio, high = ratio[:end], high[:end]
     infinite = float(infinite_mass(run, side.forward))
@@ -158,7 +158,7 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
             eps = np.maximum.accumulate(upper_epsilon(run, deltas, side.forward, PROFILE_RTOL))
             eps = np.minimum(eps, LARGEST_EPS + 1.0)
         else:  # other engines give delta at many eps sooner than epsilon at one delta
-            last = min(float(upper_epsilon(run, np.asarray(infinite + level), side.forward, PROFILE_RTOL)), LARGEST_EPS)
+            last = np.fmin(upper_epsilon(run, np.asarray(infinite + level), side.forward, PROFILE_RTOL), LARGEST_EPS)
             eps = np.linspace(np.log(ratio[-1]), last, SLOW_POINTS + 1)[1:]
             deltas = upper_delta(run, eps, side.forward, PROFILE_RTOL)
         further = (np.diff(eps, prepend=np.log(ratio[-1])) > 1e-12) & (eps <= LARGEST_EPS)

@@ -35,7 +35,7 @@ RENYI_LAWS = (TruncatedNegativeBinomial, Poisson)
 RENYI_ORDERS = 1.0 + np.geomspace(1e-2, 1e4, 241)
 """Rényi orders, 40 for each power of ten of `order - 1`. Each gives a true bound, so a coarse grid is enough."""
 CHORD = 8
-"""For every CHORD-th order the base's delta is computed, and chords bound it at the orders between."""
+"""The base's delta is computed for every CHORD-th order. Chords bound it for the other orders."""
 ROUNDED_UP = 1.0 + 1e-12
 """Factor by which the published bounds are rounded up. It covers the rounding error of each formula."""
 REACHES = (9.0, 13.0, 37.5)
@@ -150,7 +150,7 @@ def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarr
 
 
 def _missed(run: Mechanism, orders: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of delta at e^eps = 1 + 1/(order - 1). Chords join few eps; delta is convex in e^eps."""
+    """Return upper bounds of delta at e^eps = 1 + 1/(order - 1): chords, since delta is convex in e^eps."""
     beyond = 1.0 / (orders.reshape(-1) - 1.0)  # e^eps - 1, which falls
     known = np.append(np.arange(0, beyond.size - 1, CHORD), beyond.size - 1)
     at = beyond[known].reshape(-1, *orders.shape[1:])
