@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.validation import InputError
-from jaxacct.engines import quick_bounds
+from jaxacct.engines import hit_counts, quick_bounds
 from jaxacct.engines.contour import Contour, reach
 from jaxacct.engines.devices import double_precision
 from jaxacct.engines.protocol import (
@@ -99,6 +99,7 @@ def kinds_of(parts: Components) -> Kinds:
         answered_by={
             "closed_form": gaussian | (sampled == 1) | finite,
             "two_steps": sampled == 2,
+            "hit_counts": hit_counts.answers(parts),
             "contour": reach(parts).answers & ~empty,
             "lattice": np.ones(empty.shape, bool),
         },
@@ -128,8 +129,7 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
             rows = np.flatnonzero(left & can & is_open(answer, rtol, floor))
             if rows.size:
                 _ask(one, quantity, question._replace(effort=effort), rows, side)
-            if one.settles:
-                left &= ~can
+                left[rows] &= ~one.settles(some_rows(question, rows))
     wanting = is_open(answer, rtol, floor) | contradicted
     # Theorems check the `doubtful` rows. Any bracket with the upper end 0 counts as narrow, so it is among them.
     doubtful = np.flatnonzero(asked & (wanting | (answer.upper <= 0.0) | question.kinds.nearly_always_sampled))
@@ -259,7 +259,9 @@ class ClosedForm(Engine):
 
     name = "closed_form"
     cost = 1e-5
-    settles = True
+
+    def settles(self, question: Question) -> np.ndarray:
+        return self.supports(question)
 
     def epsilon(self, question: Question) -> Answer:
         from jaxacct.engines import closed_form
@@ -289,6 +291,22 @@ class TwoSteps(Engine):
         from jaxacct.engines import two_steps
 
         return two_steps.delta(question.parts, question.target)
+
+
+class HitCounts(Engine):
+    """Answers for sampled Gaussian steps whose outputs show whether the record was hit, beside unsampled Gaussians."""
+
+    name = "hit_counts"
+    cost = 2e-4
+
+    def settles(self, question: Question) -> np.ndarray:
+        return hit_counts.surely_shown(question.parts)
+
+    def epsilon(self, question: Question) -> Answer:
+        return hit_counts.epsilon(question.parts, question.target, question.slack)
+
+    def delta(self, question: Question) -> Answer:
+        return hit_counts.delta(question.parts, question.target)
 
 
 class Lattice(Engine):
@@ -359,5 +377,5 @@ def _stacked(found: Sequence[Any]) -> Answer:
     return Answer(*ends.T)
 
 
-for _engine in (ClosedForm(), TwoSteps(), Contour(), Lattice()):
+for _engine in (ClosedForm(), HitCounts(), TwoSteps(), Contour(), Lattice()):
     register(_engine)

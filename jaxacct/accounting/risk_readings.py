@@ -456,6 +456,5 @@ def deltas_along(
 def _plain(parts: Components) -> np.ndarray:
     """Return, for each row, whether the contour engine would answer it without another engine or a theorem."""
     kinds = kinds_of(parts)
-    others = kinds.answered_by["closed_form"] | kinds.answered_by["two_steps"]
-    others |= kinds.beyond_kernels | kinds.nearly_always_sampled
+    others = kinds.before_contours() | kinds.beyond_kernels | kinds.nearly_always_sampled
     return kinds.answered_by["contour"] & (parts.delta_infinity == 0.0) & ~others

@@ -242,10 +242,10 @@ def epsilon_of_one_step(
         with np.errstate(invalid="ignore"):
             return value - error, value + error
 
-    return _by_bisection(bounds, top, np.log(delta), slack)
+    return by_bisection(bounds, top, np.log(delta), slack)
 
 
-def _by_bisection(
+def by_bisection(
     bounds: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],  # (lower, upper) bounds of log delta at eps, (2, B)
     top: np.ndarray,
     target: np.ndarray,
@@ -316,4 +316,4 @@ def epsilon_of_atoms(loss: np.ndarray, mass: np.ndarray, delta: np.ndarray, slac
         with np.errstate(divide="ignore"):
             return np.log(low) - ROUNDOFF_OF_LOG, np.log(high) + ROUNDOFF_OF_LOG
 
-    return _by_bisection(bounds, top, np.log(delta), slack)
+    return by_bisection(bounds, top, np.log(delta), slack)

@@ -52,6 +52,10 @@ class Kinds(NamedTuple):
     nearly_always_sampled: np.ndarray  # (B,) whether a sampling rate is above 0.9. Theorems check the row's answer.
     answered_by: dict[str, np.ndarray]  # for each `Engine` of jaxacct, by its name: (B,) whether it can answer the row
 
+    def before_contours(self) -> np.ndarray:
+        """Return (B,) whether an engine answers that needs neither a contour nor a lattice."""
+        return np.any([self.answered_by[name] for name in ("closed_form", "hit_counts", "two_steps")], axis=0)
+
 
 class Question(NamedTuple):
     """A question for B configurations in one direction (such as remove): epsilon at a delta, or delta at an epsilon."""
@@ -70,13 +74,16 @@ class Engine(ABC):
 
     name: ClassVar[str]  # the name that `Bounds.engine` shows
     cost: ClassVar[float]  # seconds of CPU for one configuration, roughly; cheap engines are asked first
-    settles: ClassVar[bool] = False  # whether answers are exact up to rounding, so that no other engine is asked
     refusal: ClassVar[str] = "this engine cannot answer for every configuration of the batch; use engine='auto'"
     """The message to a user who names this engine for a configuration that it cannot answer."""
 
     def supports(self, question: Question) -> np.ndarray:
         """Return (B,) whether the engine can answer each row, as `kinds` says. Engines outside jaxacct override it."""
         return question.kinds.answered_by[self.name]
+
+    def settles(self, question: Question) -> np.ndarray:
+        """Return (B,) whether answers are exact up to rounding, so that no other engine is asked."""
+        return np.zeros(question.target.shape, bool)
 
     @abstractmethod
     def epsilon(self, question: Question) -> Answer:

@@ -501,7 +501,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
 
 
 def _smooth(profile: Profile) -> np.ndarray:
-    """Return (2, B): whether the loss has a density and no mass at infinity; whether delta has a closed form."""
+    """Return (2, B): whether the loss has a density and no mass at infinity; whether delta needs no contour."""
     mechanism = profile.mechanism
     smooth = np.full(int(np.prod(batch_shape(mechanism))), answered_by_parts(mechanism, profile.relation))
     exact = ~smooth
@@ -511,8 +511,7 @@ def _smooth(profile: Profile) -> np.ndarray:
             steps, atoms = (np.sum(n, axis=1) for n in (parts.gauss_n, parts.finite_n))
             others = atoms + np.sum(parts.laplace_n, axis=1)
             smooth &= ((steps > 0) | (parts.mu > 0)) & (others == 0) & (parts.delta_infinity == 0)
-            answered = kinds_of(parts).answered_by
-            exact |= answered["closed_form"] | answered["two_steps"]
+            exact |= kinds_of(parts).before_contours()
     return np.stack([smooth, exact])
 
 

@@ -1,0 +1,170 @@
+"""Epsilon and delta of sampled Gaussian steps with so little noise that each output shows whether the record was hit.
+
+Given the number of hits, the loss is normal up to a tiny error, so delta is a sum over this number of deltas of
+Gaussians. The proof is in README.md, "Little noise: counting the hits".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from scipy import special
+
+from jaxacct.core.floats import ROUNDOFF
+from jaxacct.engines import closed_form, contour
+from jaxacct.engines.protocol import Answer
+from jaxacct.mechanisms.loss_components import Components
+
+MOST_HITS = 4096
+"""Compositions that may have more hits are left to other engines, since each number of hits costs a term."""
+LEAST_THRESHOLD = 5.0
+"""Least threshold t, in standard deviations of the noise, at which the engine is used: N(0, 1) exceeds 5 with 3e-7."""
+ENOUGH = 40.0
+"""Largest threshold that is taken. N(0, 1) exceeds it with e^-804."""
+LOG_EXCESS = -30.0
+"""The threshold is chosen so that losses are known up to e^LOG_EXCESS, unless this threshold exceeds ENOUGH."""
+TERMS_AT_A_TIME = 500_000
+"""Largest number of terms, over all rows, that one call evaluates, to bound the memory."""
+
+
+class Steps(NamedTuple):
+    """The sampled Gaussian steps of each row, and what their outputs show, (B,)."""
+
+    removing: np.ndarray
+    mu: np.ndarray  # of all Gaussians without sampling; 0 if there are none
+    s: np.ndarray  # 1/sigma
+    n: np.ndarray
+    log_hit: np.ndarray  # log q
+    log_miss: np.ndarray  # log(1 - q)
+    most: np.ndarray  # largest number of hits whose term is computed
+    threshold: np.ndarray  # t
+    log_rare: np.ndarray  # upper bound of log(n Phi(-t))
+    excess: np.ndarray  # upper bound of the difference between the loss and its value by the number of hits
+
+
+def answers(parts: Components) -> np.ndarray:
+    """Return whether the engine answers each row, (B,): one sampled Gaussian of little noise, beside unsampled ones."""
+    alone = np.sum(parts.gauss_n > 0.0, axis=1) == 1
+    alone &= ~(np.any(parts.laplace_n > 0.0, axis=1) | np.any(parts.finite_n > 0.0, axis=1))
+    # with more noise than this no threshold is large enough, whatever q and n are
+    alone &= np.min(np.where(parts.gauss_n > 0.0, parts.gauss_sigma, np.inf), axis=1, initial=np.inf) < 0.1
+    rows = np.flatnonzero(alone)
+    if rows.size:
+        steps = _steps(parts.take(rows))
+        alone[rows] = (steps.threshold >= LEAST_THRESHOLD) & (~steps.removing | (steps.most < MOST_HITS))
+    return alone
+
+
+def surely_shown(parts: Components) -> np.ndarray:
+    """Return whether the chance that an output misleads is too small for float64, given that the engine answers."""
+    return _steps(parts).threshold == ENOUGH
+
+
+def _steps(parts: Components) -> Steps:
+    column = np.argmax(parts.gauss_n, axis=1)[:, None]
+    sigma, q, n = (np.take_along_axis(x, column, 1)[:, 0] for x in (parts.gauss_sigma, parts.gauss_q, parts.gauss_n))
+    with np.errstate(over="ignore", under="ignore"):
+        s, log_hit, log_miss = 1.0 / sigma, np.log(q), np.log1p(-q)
+        most = np.minimum(n, np.ceil(n * q + 39.0 * np.sqrt(n * q) + 180.0))
+        log_factor = np.log(n) + np.logaddexp(-log_hit, log_hit - log_miss)
+        threshold = np.minimum(0.5 * s - (log_factor - LOG_EXCESS) / s, ENOUGH)
+        exponent = s * (threshold - 0.5 * s)
+        excess = np.exp(np.minimum(log_factor + exponent + 1e-9 * (np.abs(log_factor) + np.abs(exponent)), 700.0))
+        log_rare = np.log(n) + special.log_ndtr(-threshold) + 1e-9 * (1.0 + threshold * threshold)
+    removing, mu = parts.sign > 0, np.where(parts.mu2 > 0.0, parts.mu, 0.0)
+    return Steps(removing, mu, s, n, log_hit, log_miss, most, threshold, log_rare, excess + contour.LEAST_DELTA)
+
+
+def _log_chances(steps: Steps, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (logs of the chances of 0, ..., count - 1 hits, bounds of their errors, log of the chance of more hits).
+
+    Given add, the only term is that of no hit, and has the chance 1.
+    """
+    hits, logit = np.arange(count, dtype=float), (steps.log_hit - steps.log_miss)[:, None]
+    none, n = (steps.n * steps.log_miss)[:, None], steps.n[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        left, more = np.log(np.maximum(n - hits, 0.0)), np.log(hits + 1.0)
+        rise = left - more + logit  # of the log chance from each number of hits to the next
+        log_chance = none + np.concatenate([np.zeros_like(none), np.cumsum(rise, axis=1)[:, :-1]], axis=1)
+        size = np.abs(log_chance) + 8.0 * (np.where(np.isfinite(left), np.abs(left), 0.0) + more + np.abs(logit))
+        error = ROUNDOFF * (8.0 * np.abs(none) + np.cumsum(np.where(np.isfinite(size), size, 0.0), axis=1))
+        # beyond the last term each chance is at most e^rise times the one before, since `rise` falls
+        ratio = np.exp(np.minimum(rise[:, -1] + 1e-9, 0.0))
+        log_more = (log_chance + error + rise)[:, -1] - np.log1p(-ratio) + 1e-9
+        log_more = np.where(np.isnan(log_more), np.where(steps.n >= count, 0.0, -np.inf), np.minimum(log_more, 0.0))
+    only = np.where(hits == 0.0, 0.0, -np.inf)
+    remove = steps.removing[:, None]
+    log_chance, error = np.where(remove, log_chance, only), np.where(remove, error, 0.0)
+    return log_chance, error, np.where(steps.removing, log_more, -np.inf)
+
+
+def log_deltas(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return lower and upper bounds of log delta at eps >= 0, (..., B). Where delta is 0 they are -inf."""
+    count = int(np.max(np.where(steps.removing, steps.most, 0.0))) + 1
+    log_chance, error, log_more = _log_chances(steps, count)
+    hits, n = np.arange(count, dtype=float), steps.n[:, None]
+    v = np.hypot(np.sqrt(hits) * steps.s[:, None], steps.mu[:, None])
+    away = hits * -steps.log_hit[:, None] + np.maximum(n - hits, 0.0) * -steps.log_miss[:, None]
+    away = np.where(steps.removing[:, None], away, n * steps.log_miss[:, None])
+    at, off = eps[..., None] + away, 8.0 * ROUNDOFF * (eps[..., None] + np.abs(away))
+    excess, removing = steps.excess[:, None], steps.removing[:, None]
+    # for remove the loss is at most `excess` above its value by the number of hits; for add, `excess` below it
+    latest, earliest = at + off + np.where(removing, 0.0, excess), at - off - np.where(removing, excess, 0.0)
+    low, high = (_log_delta(v, x, side) for x, side in ((latest, -1.0), (earliest, 1.0)))
+    low = special.logsumexp(log_chance - error + low, axis=-1) - 1e-14
+    high = special.logsumexp(log_chance + error + high, axis=-1) + 1e-14
+    rare = np.minimum(steps.log_rare, -1e-300)
+    low = low + np.where(steps.removing, 0.0, np.log(-np.expm1(rare)))
+    high = np.logaddexp(high, np.where(steps.removing, np.logaddexp(steps.log_rare, log_more), -np.inf))
+    return low, np.minimum(high, 0.0)
+
+
+def _log_delta(v: np.ndarray, at: np.ndarray, side: float) -> np.ndarray:
+    """Return an upper (side 1) or lower (-1) bound of log E(1 - e^{at - G})_+ for G ~ N(v^2/2, v^2). G is 0 if v is."""
+    normal = v > 0.0
+    value, _, error = closed_form.log_delta(np.where(normal, v, 1.0), np.where(normal, at, 0.0))
+    bound = value + side * error
+    with np.errstate(divide="ignore"):
+        constant = np.log(np.maximum(-np.expm1(np.minimum(at, 0.0)), 0.0)) * (1.0 - side * 8.0 * ROUNDOFF)
+    bound = np.where(normal, bound, constant)
+    return np.where(np.isnan(bound), 0.0 if side > 0.0 else -np.inf, np.minimum(bound, 0.0))
+
+
+def delta(parts: Components, eps: np.ndarray) -> Answer:
+    """Return the bracket of delta at eps."""
+    ends = [np.zeros(eps.size), np.zeros(eps.size)]
+    for rows, steps in _blocks(parts):
+        for end, value in zip(ends, log_deltas(steps, eps[rows]), strict=True):
+            end[rows] = value
+    lower = np.where(ends[0] > contour.LOWEST_LOG_DELTA, np.exp(ends[0]), 0.0)
+    upper = np.where(ends[1] > -np.inf, np.maximum(np.exp(ends[1]), contour.LEAST_DELTA), 0.0)
+    lower, upper = lower * (1.0 - 4.0 * ROUNDOFF), np.minimum(upper * (1.0 + 4.0 * ROUNDOFF), 1.0)
+    return Answer(lower, 0.5 * (lower + upper), upper)
+
+
+def epsilon(parts: Components, target: np.ndarray, slack: np.ndarray) -> Answer:
+    """Return the bracket of the least eps >= 0 with delta(eps) <= target. `slack` bounds the error of log(target)."""
+    ends = np.zeros((3, target.size))
+    for rows, steps in _blocks(parts):
+        log_target = np.log(target[rows])
+        # if every step hit the record (remove), or none did (add), the loss would be that of a Gaussian, moved
+        mu = np.hypot(steps.mu, np.where(steps.removing, np.sqrt(steps.n) * steps.s, 0.0))
+        top = closed_form.simple_epsilon(mu, log_target, slack[rows]).upper
+        top = np.where(mu > 0.0, top, 0.0) - np.where(steps.removing, 0.0, steps.n * steps.log_miss)
+        bounds = lambda at, steps=steps: log_deltas(steps, at)
+        ends[:, rows] = closed_form.by_bisection(bounds, top * (1.0 + 16.0 * ROUNDOFF), log_target, slack[rows])
+    return Answer(*ends)
+
+
+def _blocks(parts: Components) -> list[tuple[np.ndarray, Steps]]:
+    """Return (rows, their steps) of blocks of rows whose numbers of hits are alike."""
+    steps = _steps(parts)
+    terms = np.where(steps.removing, steps.most, 0.0) + 1.0
+    order, found = np.argsort(terms, kind="stable"), []
+    while order.size:
+        first = order[: max(1, int(TERMS_AT_A_TIME // terms[order[0]]))]
+        first = first[terms[first] <= 2.0 * terms[first[0]]]
+        found.append((first, Steps(*(x[first] for x in steps))))
+        order = order[first.size :]
+    return found
