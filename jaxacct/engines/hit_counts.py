@@ -6,6 +6,8 @@ Gaussians. The proof is in README.md, "Little noise: counting the hits".
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -99,25 +101,48 @@ def _log_chances(steps: Steps, count: int) -> tuple[np.ndarray, np.ndarray, np.n
     return log_chance, error, np.where(steps.removing, log_more, -np.inf)
 
 
-def log_deltas(steps: Steps, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return lower and upper bounds of log delta at eps >= 0, (..., B). Where delta is 0 they are -inf."""
+class Terms(NamedTuple):
+    """The numbers of hits of each row and what each adds to delta, (B, K), beside numbers of the row, (B,)."""
+
+    steps: Steps
+    least: np.ndarray  # lower bound of the log of the chance of this number of hits
+    most: np.ndarray  # upper bound of it
+    log_more: np.ndarray  # (B,), log of the chance of more hits than the last term has
+    v: np.ndarray  # standard deviation of the loss
+    away: np.ndarray  # what is added to eps
+
+
+def _terms(steps: Steps) -> Terms:
     count = int(np.max(np.where(steps.removing, steps.most, 0.0))) + 1
     log_chance, error, log_more = _log_chances(steps, count)
     hits, n = np.arange(count, dtype=float), steps.n[:, None]
-    v = np.hypot(np.sqrt(hits) * steps.s[:, None], steps.mu[:, None])
     away = hits * -steps.log_hit[:, None] + np.maximum(n - hits, 0.0) * -steps.log_miss[:, None]
     away = np.where(steps.removing[:, None], away, n * steps.log_miss[:, None])
-    at, off = eps[..., None] + away, 8.0 * ROUNDOFF * (eps[..., None] + np.abs(away))
-    excess, removing = steps.excess[:, None], steps.removing[:, None]
+    v = np.hypot(np.sqrt(hits) * steps.s[:, None], steps.mu[:, None])
+    return Terms(steps, log_chance - error, log_chance + error, log_more, v, away)
+
+
+def log_deltas(terms: Terms, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return lower and upper bounds of log delta at eps >= 0, (..., B). Where delta is 0 they are -inf."""
+    removing, log_rare, excess = (x[:, None] for x in (terms.steps.removing, terms.steps.log_rare, terms.steps.excess))
+    at, off = eps[..., None] + terms.away, 8.0 * ROUNDOFF * (eps[..., None] + np.abs(terms.away))
     # for remove the loss is at most `excess` above its value by the number of hits; for add, `excess` below it
     latest, earliest = at + off + np.where(removing, 0.0, excess), at - off - np.where(removing, excess, 0.0)
-    low, high = (_log_delta(v, x, side) for x, side in ((latest, -1.0), (earliest, 1.0)))
-    low = special.logsumexp(log_chance - error + low, axis=-1) - 1e-14
-    high = special.logsumexp(log_chance + error + high, axis=-1) + 1e-14
-    rare = np.minimum(steps.log_rare, -1e-300)
-    low = low + np.where(steps.removing, 0.0, np.log(-np.expm1(rare)))
-    high = np.logaddexp(high, np.where(steps.removing, np.logaddexp(steps.log_rare, log_more), -np.inf))
-    return low, np.minimum(high, 0.0)
+    low = terms.least + _log_delta(terms.v, latest, -1.0)
+    # a side without a term of its own: n Phi(-t) and the chance of more hits
+    rest = np.where(removing, np.logaddexp(log_rare, terms.log_more[:, None]), -np.inf)
+    rest = np.broadcast_to(rest, (*eps.shape, 1))
+    high = np.concatenate([terms.most + _log_delta(terms.v, earliest, 1.0), rest], axis=-1)
+    sure = np.where(removing, 0.0, np.log(-np.expm1(np.minimum(log_rare, -1e-300))))[:, 0]
+    return _log_sum(low) + sure - 1e-12, np.minimum(_log_sum(high) + 1e-12, 0.0)
+
+
+def _log_sum(x: np.ndarray) -> np.ndarray:
+    """Return the log of the sum of e^x over the last axis, with an error below 1e-12."""
+    top = np.max(x, axis=-1)
+    top = np.where(top > -np.inf, top, 0.0)
+    with np.errstate(divide="ignore", under="ignore"):
+        return top + np.log(np.sum(np.exp(x - top[..., None]), axis=-1))
 
 
 def _log_delta(v: np.ndarray, at: np.ndarray, side: float) -> np.ndarray:
@@ -134,8 +159,8 @@ def _log_delta(v: np.ndarray, at: np.ndarray, side: float) -> np.ndarray:
 def delta(parts: Components, eps: np.ndarray) -> Answer:
     """Return the bracket of delta at eps."""
     ends = [np.zeros(eps.size), np.zeros(eps.size)]
-    for rows, steps in _blocks(parts):
-        for end, value in zip(ends, log_deltas(steps, eps[rows]), strict=True):
+    for rows, terms in _blocks(parts):
+        for end, value in zip(ends, log_deltas(terms, eps[rows]), strict=True):
             end[rows] = value
     lower = np.where(ends[0] > contour.LOWEST_LOG_DELTA, np.exp(ends[0]), 0.0)
     upper = np.where(ends[1] > -np.inf, np.maximum(np.exp(ends[1]), contour.LEAST_DELTA), 0.0)
@@ -146,25 +171,24 @@ def delta(parts: Components, eps: np.ndarray) -> Answer:
 def epsilon(parts: Components, target: np.ndarray, slack: np.ndarray) -> Answer:
     """Return the bracket of the least eps >= 0 with delta(eps) <= target. `slack` bounds the error of log(target)."""
     ends = np.zeros((3, target.size))
-    for rows, steps in _blocks(parts):
-        log_target = np.log(target[rows])
+    for rows, terms in _blocks(parts):
+        log_target, steps = np.log(target[rows]), terms.steps
         # if every step hit the record (remove), or none did (add), the loss would be that of a Gaussian, moved
         mu = np.hypot(steps.mu, np.where(steps.removing, np.sqrt(steps.n) * steps.s, 0.0))
         top = closed_form.simple_epsilon(mu, log_target, slack[rows]).upper
         top = np.where(mu > 0.0, top, 0.0) - np.where(steps.removing, 0.0, steps.n * steps.log_miss)
-        bounds = lambda at, steps=steps: log_deltas(steps, at)
+        bounds = functools.partial(log_deltas, terms)
         ends[:, rows] = closed_form.by_bisection(bounds, top * (1.0 + 16.0 * ROUNDOFF), log_target, slack[rows])
     return Answer(*ends)
 
 
-def _blocks(parts: Components) -> list[tuple[np.ndarray, Steps]]:
-    """Return (rows, their steps) of blocks of rows whose numbers of hits are alike."""
+def _blocks(parts: Components) -> Iterator[tuple[np.ndarray, Terms]]:
+    """Yield (rows, their terms) of blocks of rows whose numbers of hits are alike."""
     steps = _steps(parts)
-    terms = np.where(steps.removing, steps.most, 0.0) + 1.0
-    order, found = np.argsort(terms, kind="stable"), []
+    counts = np.where(steps.removing, steps.most, 0.0) + 1.0
+    order = np.argsort(counts, kind="stable")
     while order.size:
-        first = order[: max(1, int(TERMS_AT_A_TIME // terms[order[0]]))]
-        first = first[terms[first] <= 2.0 * terms[first[0]]]
-        found.append((first, Steps(*(x[first] for x in steps))))
-        order = order[first.size :]
-    return found
+        rows = order[: max(1, int(TERMS_AT_A_TIME // counts[order[0]]))]
+        rows = rows[counts[rows] <= 2.0 * counts[rows[0]]]
+        yield rows, _terms(Steps(*(x[rows] for x in steps)))
+        order = order[rows.size :]
