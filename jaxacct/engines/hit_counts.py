@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.engines import closed_form, contour
+from jaxacct.engines import contour
 from jaxacct.engines.protocol import Answer
 from jaxacct.mechanisms.loss_components import Components
 
@@ -41,7 +40,6 @@ class Steps(NamedTuple):
     log_miss: np.ndarray  # log(1 - q)
     most: np.ndarray  # largest number of hits whose term is computed
     threshold: np.ndarray  # t
-    log_rare: np.ndarray  # upper bound of log(n Phi(-t))
     excess: np.ndarray  # upper bound of the difference between the loss and its value by the number of hits
 
 
@@ -73,9 +71,8 @@ def _steps(parts: Components) -> Steps:
         threshold = np.minimum(0.5 * s - (log_factor - LOG_EXCESS) / s, ENOUGH)
         exponent = s * (threshold - 0.5 * s)
         excess = np.exp(np.minimum(log_factor + exponent + 1e-9 * (np.abs(log_factor) + np.abs(exponent)), 700.0))
-        log_rare = np.log(n) + special.log_ndtr(-threshold) + 1e-9 * (1.0 + threshold * threshold)
     removing, mu = parts.sign > 0, np.where(parts.mu2 > 0.0, parts.mu, 0.0)
-    return Steps(removing, mu, s, n, log_hit, log_miss, most, threshold, log_rare, excess + contour.LEAST_DELTA)
+    return Steps(removing, mu, s, n, log_hit, log_miss, most, threshold, excess + contour.LEAST_DELTA)
 
 
 def _log_chances(steps: Steps, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -107,24 +104,28 @@ class Terms(NamedTuple):
     steps: Steps
     least: np.ndarray  # lower bound of the log of the chance of this number of hits
     most: np.ndarray  # upper bound of it
+    log_rare: np.ndarray  # (B,), upper bound of log(n Phi(-t))
     log_more: np.ndarray  # (B,), log of the chance of more hits than the last term has
     v: np.ndarray  # standard deviation of the loss
     away: np.ndarray  # what is added to eps
 
 
 def _terms(steps: Steps) -> Terms:
+    from scipy.special import log_ndtr  # slow to import
+
     count = int(np.max(np.where(steps.removing, steps.most, 0.0))) + 1
     log_chance, error, log_more = _log_chances(steps, count)
     hits, n = np.arange(count, dtype=float), steps.n[:, None]
     away = hits * -steps.log_hit[:, None] + np.maximum(n - hits, 0.0) * -steps.log_miss[:, None]
     away = np.where(steps.removing[:, None], away, n * steps.log_miss[:, None])
     v = np.hypot(np.sqrt(hits) * steps.s[:, None], steps.mu[:, None])
-    return Terms(steps, log_chance - error, log_chance + error, log_more, v, away)
+    log_rare = np.log(steps.n) + log_ndtr(-steps.threshold) + 1e-9 * (1.0 + steps.threshold**2)
+    return Terms(steps, log_chance - error, log_chance + error, log_rare, log_more, v, away)
 
 
 def log_deltas(terms: Terms, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of log delta at eps >= 0, (..., B). Where delta is 0 they are -inf."""
-    removing, log_rare, excess = (x[:, None] for x in (terms.steps.removing, terms.steps.log_rare, terms.steps.excess))
+    removing, log_rare, excess = (x[:, None] for x in (terms.steps.removing, terms.log_rare, terms.steps.excess))
     at, off = eps[..., None] + terms.away, 8.0 * ROUNDOFF * (eps[..., None] + np.abs(terms.away))
     # for remove the loss is at most `excess` above its value by the number of hits; for add, `excess` below it
     latest, earliest = at + off + np.where(removing, 0.0, excess), at - off - np.where(removing, excess, 0.0)
@@ -147,6 +148,8 @@ def _log_sum(x: np.ndarray) -> np.ndarray:
 
 def _log_delta(v: np.ndarray, at: np.ndarray, side: float) -> np.ndarray:
     """Return an upper (side 1) or lower (-1) bound of log E(1 - e^{at - G})_+ for G ~ N(v^2/2, v^2). G is 0 if v is."""
+    from jaxacct.engines import closed_form  # needs SciPy
+
     normal = v > 0.0
     value, _, error = closed_form.log_delta(np.where(normal, v, 1.0), np.where(normal, at, 0.0))
     bound = value + side * error
@@ -170,6 +173,8 @@ def delta(parts: Components, eps: np.ndarray) -> Answer:
 
 def epsilon(parts: Components, target: np.ndarray, slack: np.ndarray) -> Answer:
     """Return the bracket of the least eps >= 0 with delta(eps) <= target. `slack` bounds the error of log(target)."""
+    from jaxacct.engines import closed_form  # needs SciPy
+
     ends = np.zeros((3, target.size))
     for rows, terms in _blocks(parts):
         log_target, steps = np.log(target[rows]), terms.steps
