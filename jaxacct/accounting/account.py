@@ -190,12 +190,14 @@ def delta(
     return profile_at(mechanism, epsilon, attacks=True, **keywords)
 
 
-def profile_at(mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, **keywords: Any) -> Bounds:
-    """Answer as `delta` does. Without `attacks` the lower ends of some mechanisms are 0."""
+def profile_at(
+    mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, in_search: bool = False, **keywords: Any
+) -> Bounds:
+    """Answer as `delta` does. Without `attacks` the lower ends of some mechanisms are 0. `in_search`: see `Effort`."""
     given = options(**keywords)
     mechanism = require_mechanism("mechanism", mechanism)
     epsilon = np.asarray(check("epsilon", epsilon, REAL))
-    effort = Effort(given.rtol, given.memory_bytes)
+    effort = Effort(given.rtol, given.memory_bytes, in_search)
     asked = MechanismQuestion("delta", mechanism, epsilon, given.relation, effort, given.engine, attacks=attacks)
     with contextlib.nullcontext() if given.backend == "auto" else job(1, given.backend):
         below = np.less(epsilon, 0.0)

@@ -7,6 +7,7 @@ is least. L is the privacy loss of the dominating pair (P, Q). jaxacct/represent
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -149,12 +150,13 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 
 ROUNDS = 14
 """Largest number of rounds that add tangents where the upper bound of mu is largest."""
-DOUBLINGS = 3
-"""Largest number of further rounds, which add a tangent between every two neighbours, for brackets not yet "ok"."""
+MOST_TANGENTS = 300
+"""Brackets not yet "ok" then get rounds that add a tangent between every two neighbours, until a row has more tangents
+than this. These rounds begin sooner if a round narrows none of these brackets enough (`STALLED`)."""
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
 STALLED = 0.8
-"""A row ends if a round leaves more than this share of the width, and either the width is "ok" or ROUNDS are over."""
+"""A row ends if a round leaves more than this share of the width, and the width is "ok" or every cell got a tangent."""
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
@@ -197,7 +199,8 @@ def gaussian_fit(
     first = lines = _lines(deltas, at, rows)
     low = least_mu(rate, lines[1, 0], floor)
     high = np.full(size, np.inf)
-    for turn in range(ROUNDS + DOUBLINGS + 1):
+    everywhere = False  # whether every cell gets a tangent
+    for turn in itertools.count():
         most, ends, edges = largest_mu(lines, floor[rows])
         before = high[rows] - low[rows]
         high[rows] = np.minimum(high[rows], most)
@@ -205,13 +208,14 @@ def gaussian_fit(
         corners = np.take_along_axis(edges, np.argpartition(-ends, ADDED, axis=0)[:ADDED], axis=0)
         low[rows] = np.fmax(low[rows], _mu_at(lines, np.vstack([corners, floor[rows]]), floor[rows]))
         width, ok = high[rows] - low[rows], high[rows] - low[rows] <= OK_WIDTH * high[rows]
-        done = (width <= narrow * high[rows]) | (ok & (turn >= ROUNDS)) | (turn == ROUNDS + DOUBLINGS)
-        done |= (width > STALLED * before) & (ok | (turn > ROUNDS))
-        if done.all():
+        stalled = width > STALLED * before
+        done = (width <= narrow * high[rows]) | (ok & everywhere) | (stalled & (ok | everywhere))
+        if done.all() or lines.shape[1] > MOST_TANGENTS:
             break
+        everywhere = everywhere or turn >= ROUNDS or bool(stalled[~done].all())
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
         worst = np.argpartition(-ends, ADDED, axis=0)[:ADDED]
-        if turn >= ROUNDS:  # every cell gets a tangent
+        if everywhere:
             worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
         lines = with_more(deltas, lines, worst, rows)
     low = np.nan_to_num(low)

@@ -402,7 +402,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
     def deltas_at(mine: np.ndarray, values: np.ndarray) -> Deltas:
         def deltas(at: np.ndarray, some: np.ndarray) -> Bounds:
             run = goal.run(mine[some], values[some])
-            return account.profile_at(run, at, relation=goal.relation, rtol=min(1e-4, goal.rtol))
+            return account.profile_at(run, at, relation=goal.relation, rtol=min(1e-4, goal.rtol), in_search=True)
 
         return deltas
 

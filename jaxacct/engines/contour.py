@@ -157,7 +157,8 @@ def _climb(
     width, tolerance = rtol, 0.04 * rtol
     if not question.effort.in_search:  # a final answer gets a narrower bracket than `rtol`, at little cost
         width, tolerance = 0.5 * min(rtol, max(1e-6, 0.01 * rtol)), TOLERANCE
-    width = np.clip(ROUNDING * np.sum(parts.gauss_n, axis=1), width, rtol)  # no rung has less rounding
+    rounding = ROUNDING * np.sum(parts.gauss_n, axis=1)  # no rung has less rounding
+    width = np.clip(rounding, width, rtol)
     near, first = np.zeros(size), np.zeros(size, int)
     if hint is not None:
         near, first = hint.near.copy(), np.where(np.isfinite(floor), 0, hint.rung)
@@ -198,7 +199,9 @@ def _climb(
                 old[rows] = np.where(np.isfinite(mid), new, old[rows])
             lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
             # for log delta, high - low is the relative width of delta's bracket, so it is compared with `width` itself
-            narrow = high - low <= width[rows] * (np.abs(high) if quantity == "epsilon" else 1.0)
+            scale = np.abs(high) if quantity == "epsilon" else 1.0
+            fits = np.all(needs <= (rung.points, rung.nodes), axis=1) & ~np.bool_(rung.split)
+            narrow = high - low <= np.where(fits, np.maximum(2.0 * rounding[rows], width[rows]), width[rows]) * scale
             done = (ok & narrow) | (upper[rows] <= enough[rows])
             # next: the first rung with as many points and nodes as needed, or the first split rung if it comes earlier
             wanted = np.maximum(rung_for(needs, ladder), step + 1)
