@@ -186,7 +186,13 @@ def delta(
     0.33782
     """
     refuse_tracers("ja.delta", _KERNEL, mechanism=mechanism, epsilon=epsilon)
-    keywords = {"relation": relation, "engine": engine, "rtol": rtol, "memory_bytes": memory_bytes, "backend": backend}
+    keywords: dict[str, Any] = {
+        "relation": relation,
+        "engine": engine,
+        "rtol": rtol,
+        "memory_bytes": memory_bytes,
+        "backend": backend,
+    }
     return profile_at(mechanism, epsilon, attacks=True, **keywords)
 
 

@@ -15,7 +15,7 @@ LARGEST_LOSS_UNITS = 256.0
 """Relative error of a finite part's largest loss, in units of ROUNDOFF. The loss of one step alone needs 128."""
 LOG_ERROR = 1e-12
 """Rounding error allowed for a logarithm x: LOG_ERROR if |x| <= 1, and LOG_ERROR |x| otherwise."""
-DEVIATIONS = np.array([6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
+DEVIATIONS = np.array([9.0, 6.0, 3.0, 1.5, 0.0, -3.0, -6.0])
 """Thresholds of the tests on sums: distances from the mean under P towards the mean under Q, in standard deviations."""
 _BELOW = np.array([0.5 * math.erfc(-x / math.sqrt(2.0)) for x in DEVIATIONS])
 """Pr[N(0, 1) < x] for each x of `DEVIATIONS`: the chance under P that the sum passes the test with this threshold."""

@@ -8,12 +8,15 @@ Let phi be the generating function of K and T the trade-off curve of the base.  
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxacct.accounting.account import epsilon
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.engines import backend
 from jaxacct.mechanisms import Mechanism, batch_shape
 from jaxacct.selection.base_profile import (
     PROFILE_RTOL,
@@ -21,6 +24,7 @@ from jaxacct.selection.base_profile import (
     each_pair,
     infinite_mass,
     outer,
+    shared_deltas,
     sides,
     upper_delta,
     upper_epsilon,
@@ -38,6 +42,12 @@ VALUES = 24_000
 """Number of points v spread evenly among the knots of the polygon above T. Each v, and each knot, gives a line."""
 FAR_POINTS = 128
 """Number of points at larger eps that extend the base's cached profile, if this profile ends too early."""
+LEVELS = 1e3
+"""Deltas at which a profile ends are rounded down to powers of this number."""
+MOST_KEPT = 64
+"""Number of extensions of profiles that are kept."""
+ANCHORS = 8
+"""Between the points of so many deltas, and the profile's end, the other FAR_POINTS share contours."""
 SLOW_POINTS = 48
 """Number of points that extend the profile if the engine that answers is not the contour engine."""
 TAIL_SHARE = 1e-6
@@ -151,21 +161,36 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
     infinite = float(infinite_mass(run, side.forward))
     level = max(level, TAIL_SHARE * infinite, 1e-290)
     if high[-1] > infinite + level:  # the profile ends before delta is small enough, so add points at larger eps
-        beyond = max(high[-1] - infinite, level)
-        middle = epsilon(run, infinite + np.sqrt(beyond * level), relation=side.forward, rtol=PROFILE_RTOL)
-        if middle.ok and middle.engine == "contour":
-            deltas = infinite + np.geomspace(beyond, level, FAR_POINTS)
-            eps = np.maximum.accumulate(upper_epsilon(run, deltas, side.forward, PROFILE_RTOL))
-            eps = np.minimum(eps, LARGEST_EPS + 1.0)
-        else:  # other engines give delta at many eps sooner than epsilon at one delta
-            last = np.fmin(upper_epsilon(run, np.asarray(infinite + level), side.forward, PROFILE_RTOL), LARGEST_EPS)
-            eps = np.linspace(np.log(ratio[-1]), last, SLOW_POINTS + 1)[1:]
-            deltas = upper_delta(run, eps, side.forward, PROFILE_RTOL)
-        further = (np.diff(eps, prepend=np.log(ratio[-1])) > 1e-12) & (eps <= LARGEST_EPS)
+        # a search over laws of K asks for many levels; rounded down, few of them differ
+        level = max(LEVELS ** math.floor(math.log(level, LEVELS)), 1e-290)
+        end = float(np.log(ratio[-1])), float(high[-1])
+        eps, deltas = _beyond(run, *end, infinite, level, side, backend.on_numpy(1))
         # e^eps is rounded up. The upper bound of delta also holds there, because delta does not rise with eps.
-        ratio = np.append(ratio, np.exp(eps[further]) * (1.0 + 4.0 * ROUNDOFF * (1.0 + eps[further])))
-        high = np.append(high, deltas[further])
+        ratio = np.append(ratio, np.exp(eps) * (1.0 + 4.0 * ROUNDOFF * (1.0 + eps)))
+        high = np.append(high, deltas)
     return ratio, high
+
+
+@functools.lru_cache(MOST_KEPT)
+def _beyond(
+    run: Mechanism, end: float, high: float, infinite: float, level: float, side: Sides, plain: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return (eps, upper bounds of delta) beyond the eps `end`, where delta is at most `high`. `plain`: by NumPy."""
+    beyond = max(high - infinite, level)
+    middle = epsilon(run, infinite + np.sqrt(beyond * level), relation=side.forward, rtol=PROFILE_RTOL)
+    if middle.ok and middle.engine == "contour" and middle.kind == "certified":
+        anchors = infinite + np.geomspace(beyond, level, ANCHORS + 1)
+        at = np.maximum.accumulate(upper_epsilon(run, anchors, side.forward, PROFILE_RTOL))
+        at = np.clip(at, end, LARGEST_EPS + 1.0)
+        eps = np.interp(np.linspace(0.0, ANCHORS, FAR_POINTS), np.arange(ANCHORS + 1.0), at)
+        before = np.searchsorted(at, eps, side="right") - 1
+        deltas = np.minimum(shared_deltas(run, eps, side), anchors[np.maximum(before, 0)])
+    else:  # other engines give delta at many eps sooner than epsilon at one delta
+        last = np.fmin(upper_epsilon(run, np.asarray(infinite + level), side.forward, PROFILE_RTOL), LARGEST_EPS)
+        eps = np.linspace(end, last, SLOW_POINTS + 1)[1:]
+        deltas = upper_delta(run, eps, side.forward, PROFILE_RTOL)
+    further = (np.diff(eps, prepend=end) > 1e-12) & (eps <= LARGEST_EPS)
+    return eps[further], deltas[further]
 
 
 def table_of(ratio: np.ndarray, high: np.ndarray) -> tuple[Table, tuple[np.ndarray, np.ndarray]]:
