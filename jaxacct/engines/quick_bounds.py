@@ -134,7 +134,8 @@ def _sampled(
         tail, np.log1p(-np.exp(tail)), LOG_ERROR * (1.0 - tail), 2.0 * LOG_ERROR * (1.0 - tail) * np.exp(tail)
     )
     expected = n * np.exp(hit)
-    k = np.ceil(np.concatenate([expected - 6.0 * np.sqrt(expected), expected - 2.0 * np.sqrt(expected), zero + 1.0], 1))
+    fewer = [expected - deviations * np.sqrt(expected) for deviations in (9.0, 6.0, 2.0)]
+    k = np.ceil(np.concatenate([*fewer, zero + 1.0], axis=1))
     k = np.clip(np.where(np.isnan(k), 1.0, k), 1.0, n)
     above = log_tail_below(n, k, under_p), log_tail_above(n, k, under_q)
     # Test for add: no output exceeds (s - 4) sigma. Under Q, an output with the record nearly always exceeds that.
