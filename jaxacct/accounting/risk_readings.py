@@ -209,7 +209,7 @@ def gaussian_fit(
         low[rows] = np.fmax(low[rows], _mu_at(lines, np.vstack([corners, floor[rows]]), floor[rows]))
         width, ok = high[rows] - low[rows], high[rows] - low[rows] <= OK_WIDTH * high[rows]
         stalled = width > STALLED * before
-        done = (width <= narrow * high[rows]) | (ok & everywhere) | (stalled & (ok | everywhere))
+        done = (width <= narrow * high[rows]) | (ok & (turn >= ROUNDS)) | (stalled & (ok | everywhere))
         if done.all() or lines.shape[1] > MOST_TANGENTS:
             break
         everywhere = everywhere or turn >= ROUNDS or bool(stalled[~done].all())

@@ -55,6 +55,8 @@ TRADEOFF_ROUNDS = 4
 """Largest number of times that a grid of slopes e^eps is refined."""
 EASY_WIDTH = 1e-4
 """If the bracket of delta(0) has at most this relative width, three values of delta are tried before a grid of eps."""
+ROUGH = 0.01
+"""The argument rtol of the deltas that only serve to find the best eps. Estimates have far smaller errors."""
 SLIGHTLY_WIDE = 0.01
 """If the lattice engine's bracket of an error rate is at most this wide, no other engine is asked."""
 NARROW_ABSOLUTE = 1e-7
@@ -461,7 +463,8 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     quick = np.flatnonzero(smooth[rows] & (wanted >= 1e-14) & (wanted <= 1.0 - 1e-9))
     hard = np.zeros(rows.size, bool)
     by_contours = profile.engine == "auto" and not exact[rows[quick]].any()
-    deltas_of = (replace(profile, engine="contour") if by_contours else profile).deltas_of
+    asked = replace(profile, engine="contour") if by_contours else profile
+    deltas_of, roughly = asked.deltas_of, replace(asked, rtol=max(rtol, ROUGH)).deltas_of
     if quick.size:
         at_zero = deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
         # f(fpr) is at least 1 - fpr - delta(0), and close to it where delta(0) is small
@@ -478,7 +481,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         quick, advantage, width = quick[easy], at_zero.estimate[0][easy], width[easy]
     if quick.size:  # three values of delta near the best eps
         deltas = deltas_of(rows[quick])
-        place = best_epsilon(deltas, wanted[quick], start_at(advantage, wanted[quick]))
+        place = best_epsilon(roughly(rows[quick]), wanted[quick], start_at(advantage, wanted[quick]))
         rates = rate_at(deltas, place, wanted[quick], np.maximum(WIDTH, 1.5 * np.sqrt(width)))
         low[quick], high[quick] = 1.0 - rates.upper - 1e-16, np.minimum(high[quick], 1.0 - rates.lower + 1e-16)
         # `hard` rows are left to lattices: their three values gave no upper end, though delta(0) is narrow.
