@@ -203,7 +203,14 @@ def test_bounds_cover_what_a_coarse_lattice_is_off_by(strategy, bins, noise, les
     assert np.all(np.log(real) <= decay.log[1::4])
 
 
-@pytest.mark.parametrize("strategy, bins", [(HALF, 50), (Toeplitz((1.0, 0.8), 7), 5), (Toeplitz((1.0, 0.8), 36), 12)])
+@pytest.mark.parametrize(
+    ("strategy", "bins"),
+    [
+        (HALF, 50),
+        (Toeplitz((1.0, 0.8), 7), 5),
+        pytest.param(Toeplitz((1.0, 0.8), 36), 12, marks=pytest.mark.slow),  # 10 CPU seconds
+    ],
+)
 def test_a_lattice_with_a_coarse_left_part_gives_the_same(strategy, bins):
     """Psi by equal steps, by larger steps on the left, and as Psi - 1 agree; so does Psi - 1 where it is nearly -z."""
     law, z = normals_of(strategy, bins, 1.3), np.array([0.3, 0.05 + 0.2j, 0.7 * np.exp(1.2j), 1e-5 + 1e-5j])

@@ -69,7 +69,7 @@ def _steps(parts: Components) -> Steps:
         most = np.minimum(n, np.ceil(n * q + 39.0 * np.sqrt(n * q) + 180.0))
         log_factor = np.log(n) + np.logaddexp(-log_hit, log_hit - log_miss)
         threshold = np.minimum(0.5 * s - (log_factor - LOG_EXCESS) / s, ENOUGH)
-        exponent = s * (threshold - 0.5 * s)
+        exponent = np.maximum(s * (threshold - 0.5 * s), -1e300)
         excess = np.exp(np.minimum(log_factor + exponent + 1e-9 * (np.abs(log_factor) + np.abs(exponent)), 700.0))
     removing, mu = parts.sign > 0, np.where(parts.mu2 > 0.0, parts.mu, 0.0)
     return Steps(removing, mu, s, n, log_hit, log_miss, most, threshold, excess + contour.LEAST_DELTA)
@@ -85,9 +85,11 @@ def _log_chances(steps: Steps, count: int) -> tuple[np.ndarray, np.ndarray, np.n
     with np.errstate(divide="ignore", invalid="ignore"):
         left, more = np.log(np.maximum(n - hits, 0.0)), np.log(hits + 1.0)
         rise = left - more + logit  # of the log chance from each number of hits to the next
-        log_chance = none + np.concatenate([np.zeros_like(none), np.cumsum(rise, axis=1)[:, :-1]], axis=1)
-        size = np.abs(log_chance) + 8.0 * (np.where(np.isfinite(left), np.abs(left), 0.0) + more + np.abs(logit))
-        error = ROUNDOFF * (8.0 * np.abs(none) + np.cumsum(np.where(np.isfinite(size), size, 0.0), axis=1))
+        rises = np.concatenate([np.zeros_like(none), np.cumsum(rise, axis=1)[:, :-1]], axis=1)
+        log_chance = none + rises
+        size = np.abs(rises) + 8.0 * (left + more + np.abs(logit))
+        sizes = np.cumsum(np.where(np.isfinite(size), size, 0.0), axis=1)
+        error = ROUNDOFF * (8.0 * np.abs(none) + sizes + np.where(np.isfinite(rises), np.abs(rises), 0.0))
         # beyond the last term each chance is at most e^rise times the one before, since `rise` falls
         ratio = np.exp(np.minimum(rise[:, -1] + 1e-9, 0.0))
         log_more = (log_chance + error + rise)[:, -1] - np.log1p(-ratio) + 1e-9
@@ -134,7 +136,8 @@ def log_deltas(terms: Terms, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     rest = np.where(removing, np.logaddexp(log_rare, terms.log_more[:, None]), -np.inf)
     rest = np.broadcast_to(rest, (*eps.shape, 1))
     high = np.concatenate([terms.most + _log_delta(terms.v, earliest, 1.0), rest], axis=-1)
-    sure = np.where(removing, 0.0, np.log(-np.expm1(np.minimum(log_rare, -1e-300))))[:, 0]
+    with np.errstate(divide="ignore"):
+        sure = np.where(removing, 0.0, np.log(-np.expm1(np.minimum(log_rare, 0.0))))[:, 0]
     return _log_sum(low) + sure - 1e-12, np.minimum(_log_sum(high) + 1e-12, 0.0)
 
 
