@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -57,8 +57,6 @@ TOGETHER = 32
 """Number of bases whose profiles one call computes. A larger number would take more memory and save hardly any time."""
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour. An eps with a wider bracket gets a contour of its own."""
-EVERY = 64
-"""An engine is first asked about every EVERY-th eps. The answers decide which other eps it is asked about."""
 MOST_AT = 1024
 """Answers for at most this many numbers are kept, so that the kept ones take little memory."""
 FEW = 64
@@ -385,35 +383,13 @@ def _bounds_at(
     by_lattice = by_lattice | (open_ > FEW)
     named = by_contour | by_lattice
     for engine, those in (("contour", by_contour & ~by_lattice), ("lattice", by_lattice), ("auto", ~named)):
-
-        def ask(some: np.ndarray, engine: str = engine) -> None:
-            if some.size:
-                # a lattice hides small finite losses behind a mass at infinity, unless its brackets are narrower
-                rtol = 0.1 * PROFILE_RTOL if engine == "lattice" and np.any(part.delta_infinity) else PROFILE_RTOL
-                rest = delta(_rows(run, row[some]), eps[some], relation=relation, engine=engine, rtol=rtol)
-                ends[:, some] = np.maximum(ends[0, some], rest.lower), np.minimum(ends[1, some], rest.upper)
-
-        _ask_in_two_rounds(ask, np.flatnonzero(due & those[row]), row, ends)
+        asked = np.flatnonzero(due & those[row])
+        if asked.size:
+            # a lattice hides small finite losses behind a mass at infinity, unless its brackets are narrower
+            rtol = 0.1 * PROFILE_RTOL if engine == "lattice" and np.any(part.delta_infinity) else PROFILE_RTOL
+            rest = delta(_rows(run, row[asked]), eps[asked], relation=relation, engine=engine, rtol=rtol)
+            ends[:, asked] = np.maximum(ends[0, asked], rest.lower), np.minimum(ends[1, asked], rest.upper)
     return np.split(ends, np.cumsum(sizes)[:-1], axis=1)
-
-
-def _ask_in_two_rounds(ask: Callable[[np.ndarray], None], asked: np.ndarray, row: np.ndarray, ends: np.ndarray) -> None:
-    """Narrow `ends` at the places `asked`: first at every EVERY-th, then at those between where it helps."""
-    before = ends[1] - ends[0]
-    new = np.diff(row[asked], prepend=-1) > 0
-    first = asked[(np.arange(asked.size) % EVERY == 0) | new | np.append(new[1:], True)[: asked.size]]
-    ask(first)
-    rest = np.setdiff1d(asked, first)
-    after = np.searchsorted(first, rest)
-    left, right, width = first[after - 1], first[after], ends[1] - ends[0]
-    # delta does not rise with eps, so where it is nearly equal at `left` and `right`, it is known between them
-    enough = np.maximum(CONTOUR_WIDTH * ends[1, left], 1.5 * np.minimum(width[left], width[right]))
-    equal = ends[1, left] - ends[0, right] <= enough
-    ends[0, rest[equal]] = np.maximum(ends[0, rest], ends[0, right])[equal]
-    ends[1, rest[equal]] = np.minimum(ends[1, rest], ends[1, left])[equal]
-    # between two answers that hardly narrowed their brackets no other answer would
-    vain = (width[left] > 0.5 * before[left]) & (width[right] > 0.5 * before[right])
-    ask(rest[~(equal | vain)])
 
 
 def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
@@ -426,8 +402,9 @@ def _places(first: float, last: float, engine: str, coarse: bool) -> np.ndarray:
 def _filled(ends: np.ndarray, count: int) -> np.ndarray:
     """Extend bounds of delta at ascending eps to (2, count): lower bounds by 0, upper bounds by the last."""
     behind = np.zeros(count - ends.shape[1])
-    high = np.minimum.accumulate(ends[1])  # delta does not rise with eps, so an upper bound holds at every larger eps
-    return np.stack([np.append(ends[0], behind), np.append(high, behind + high[-1])])
+    # delta does not rise with eps, so an upper bound holds at every larger eps, and a lower bound at every smaller one
+    low, high = np.maximum.accumulate(ends[0][::-1])[::-1], np.minimum.accumulate(ends[1])
+    return np.stack([np.append(low, behind), np.append(high, behind + high[-1])])
 
 
 def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarray]:

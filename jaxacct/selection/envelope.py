@@ -163,8 +163,8 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
     if high[-1] > infinite + level:  # the profile ends before delta is small enough, so add points at larger eps
         # a search over laws of K asks for many levels; rounded down, few of them differ
         level = max(LEVELS ** math.floor(math.log(level, LEVELS)), 1e-290)
-        end = float(np.log(ratio[-1])), float(high[-1])
-        eps, deltas = _beyond(run, *end, infinite, level, side, backend.on_numpy(1))
+        last = float(np.log(ratio[-1])), float(high[-1])
+        eps, deltas = _beyond(run, *last, infinite, level, side, backend.on_numpy(1))
         # e^eps is rounded up. The upper bound of delta also holds there, because delta does not rise with eps.
         ratio = np.append(ratio, np.exp(eps) * (1.0 + 4.0 * ROUNDOFF * (1.0 + eps)))
         high = np.append(high, deltas)
