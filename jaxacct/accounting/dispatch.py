@@ -91,15 +91,17 @@ def kinds_of(parts: Components) -> Kinds:
     ordinary = (parts.mu2 > LEAST_SQUARE) & (parts.mu2 < 1.0 / LEAST_SQUARE)
     finite = ~plain & (steps + np.sum(parts.laplace_n, axis=1) == 0) & (np.sum(parts.finite_n, axis=1) == 1.0)
     empty, gaussian, sampled = ~plain & alone, plain & alone, np.where(plain | (others > 0), 0.0, steps)
+    hits = hit_counts.reach(parts)
     return Kinds(
         empty,
         gaussian,
         beyond_kernels=plain & ~alone & ~ordinary,
+        hits_settle=hits.settles,
         nearly_always_sampled=np.any((parts.gauss_n > 0) & (parts.gauss_q > 0.9), axis=1),
         answered_by={
             "closed_form": gaussian | (sampled == 1) | finite,
             "two_steps": sampled == 2,
-            "hit_counts": hit_counts.answers(parts),
+            "hit_counts": hits.answers,
             "contour": reach(parts).answers & ~empty,
             "lattice": np.ones(empty.shape, bool),
         },
@@ -301,7 +303,7 @@ class HitCounts(Engine):
     cost = 2e-4
 
     def settles(self, question: Question) -> np.ndarray:
-        return hit_counts.surely_shown(question.parts)
+        return question.kinds.hits_settle
 
     def epsilon(self, question: Question) -> Answer:
         return hit_counts.epsilon(question.parts, question.target, question.slack)

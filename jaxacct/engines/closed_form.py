@@ -42,7 +42,7 @@ _NODES, _WEIGHTS = (0.5 * x for x in np.polynomial.legendre.leggauss(6))
 
 
 def log_delta(mu: np.ndarray, epsilon: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (log delta, minus its derivative in eps, bound on the error of log delta)."""
+    """Return (log delta, minus its derivative in eps, bound on the error of log delta), for eps >= 0."""
     shape = np.broadcast_shapes(np.shape(mu), np.shape(epsilon))
     mu, epsilon = (np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1) for x in (mu, epsilon))
     a, b = epsilon / mu - 0.5 * mu, epsilon / mu + 0.5 * mu

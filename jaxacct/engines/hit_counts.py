@@ -43,22 +43,24 @@ class Steps(NamedTuple):
     excess: np.ndarray  # upper bound of the difference between the loss and its value by the number of hits
 
 
-def answers(parts: Components) -> np.ndarray:
-    """Return whether the engine answers each row, (B,): one sampled Gaussian of little noise, beside unsampled ones."""
+class Reach(NamedTuple):
+    """Masks of configurations, (B,)."""
+
+    answers: np.ndarray  # one sampled Gaussian of little noise, beside unsampled ones
+    settles: np.ndarray  # the chance that an output misleads is too small for float64, so that the answer is exact
+
+
+def reach(parts: Components) -> Reach:
     alone = np.sum(parts.gauss_n > 0.0, axis=1) == 1
     alone &= ~(np.any(parts.laplace_n > 0.0, axis=1) | np.any(parts.finite_n > 0.0, axis=1))
     # with more noise than this no threshold is large enough, whatever q and n are
     alone &= np.min(np.where(parts.gauss_n > 0.0, parts.gauss_sigma, np.inf), axis=1, initial=np.inf) < 0.1
-    rows = np.flatnonzero(alone)
+    rows, settles = np.flatnonzero(alone), np.zeros(alone.shape, bool)
     if rows.size:
         steps = _steps(parts.take(rows))
         alone[rows] = (steps.threshold >= LEAST_THRESHOLD) & (~steps.removing | (steps.most < MOST_HITS))
-    return alone
-
-
-def surely_shown(parts: Components) -> np.ndarray:
-    """Return whether the chance that an output misleads is too small for float64, given that the engine answers."""
-    return _steps(parts).threshold == ENOUGH
+        settles[rows] = alone[rows] & (steps.threshold == ENOUGH)
+    return Reach(alone, settles)
 
 
 def _steps(parts: Components) -> Steps:
@@ -154,12 +156,19 @@ def _log_delta(v: np.ndarray, at: np.ndarray, side: float) -> np.ndarray:
     from jaxacct.engines import closed_form  # needs SciPy
 
     normal = v > 0.0
-    value, _, error = closed_form.log_delta(np.where(normal, v, 1.0), np.where(normal, at, 0.0))
-    bound = value + side * error
+    value, _, error = closed_form.log_delta(np.where(normal, v, 1.0), np.abs(at))
+    bound = np.where(normal, value + side * error, -np.inf)
+    bound = np.where(np.isnan(bound), 0.0 if side > 0.0 else -np.inf, np.minimum(bound, 0.0))
+    if side < 0.0:  # with a = at/v - v/2, delta is Phi(-a) - e^at Phi(-a - v) >= 1 - 2 e^-800 if a <= -40
+        size = np.abs(at) / np.where(normal, v, 1.0)
+        beyond = size - 0.5 * v + 8.0 * ROUNDOFF * (size + v) < -41.0
+        bound = np.where(normal & beyond, np.maximum(bound, -1e-300), bound)
+    # at -x, delta is 1 - e^-x + e^-x times the delta at x
+    below = np.minimum(at, 0.0)
     with np.errstate(divide="ignore"):
-        constant = np.log(np.maximum(-np.expm1(np.minimum(at, 0.0)), 0.0)) * (1.0 - side * 8.0 * ROUNDOFF)
-    bound = np.where(normal, bound, constant)
-    return np.where(np.isnan(bound), 0.0 if side > 0.0 else -np.inf, np.minimum(bound, 0.0))
+        reflected = np.log(np.exp(below + bound) - np.expm1(below))
+        reflected += side * ROUNDOFF * (16.0 + 4.0 * np.where(reflected > -np.inf, np.abs(reflected), 0.0))
+    return np.where(at < 0.0, np.minimum(reflected, 0.0), bound)
 
 
 def delta(parts: Components, eps: np.ndarray) -> Answer:

@@ -62,9 +62,10 @@ def log_moments(parts: Components, c: np.ndarray) -> Interval:
     slack = 4.0 * ROUNDOFF * np.abs(low)
     low, high = low - slack, high + slack
     power = np.where(parts.sign > 0, c + 1.0, -c)
+    beyond = np.where(parts.sign > 0, c, power - 1.0)  # power - 1
     for j in range(parts.gauss_n.shape[1]):
-        column = (parts.gauss_n[:, j], parts.gauss_sigma[:, j], parts.gauss_q[:, j])
-        low, high = _add(low, high, column[0], _where(column[0], _sampled_gaussian, column[1], column[2], power))
+        n, sigma, q = (x[:, j] for x in (parts.gauss_n, parts.gauss_sigma, parts.gauss_q))
+        low, high = _add(low, high, n, _where(n, _sampled_gaussian, sigma, q, power, beyond))
     for k in range(parts.laplace_n.shape[1]):
         n, scale, q = (x[:, k] for x in (parts.laplace_n, parts.laplace_scale, parts.laplace_q))
         whole = np.where(q == 1.0, n, 0.0)
@@ -170,25 +171,27 @@ def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float
     return max(log_mass + largest - slack, 0.0), largest + slack
 
 
-def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
-    """Return the bracket of log E_Q[mix^power]."""
+def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray, c: np.ndarray) -> Interval:
+    """Return the bracket of log E_Q[mix^power], with c = power - 1, which is more accurate where `power` is near 1."""
     low, high = np.empty(sigma.size), np.empty(sigma.size)
     little = (sigma <= LITTLE_NOISE) & ((power < 0.0) | (power >= 1.0))
-    for bracket, rows in ((_little_noise, np.flatnonzero(little)), (_by_trapezoids, np.flatnonzero(~little))):
-        if rows.size:
-            low[rows], high[rows] = bracket(sigma[rows], q[rows], power[rows])
+    if (rows := np.flatnonzero(little)).size:
+        low[rows], high[rows] = _little_noise(sigma[rows], q[rows], power[rows], c[rows])
+    if (rows := np.flatnonzero(~little)).size:
+        low[rows], high[rows] = _by_trapezoids(sigma[rows], q[rows], power[rows])
     return Interval(low, high)
 
 
-def _little_noise(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> Interval:
+def _little_noise(sigma: np.ndarray, q: np.ndarray, power: np.ndarray, c: np.ndarray) -> Interval:
     """Bracket log E_Q[mix^power] for a power < 0 or >= 1, by (1 - q)^power and, above 0, E_Q[(q e^y)^power]."""
-    c, half, log_q, log_rest = power - 1.0, 0.5 / sigma**2, np.log(q), np.log1p(-q)
+    half, log_q, log_rest = 0.5 / sigma**2, np.log(q), np.log1p(-q)
     # a power >= 1: the moment is 1 + shift + rest, where 0 <= rest <= e^log_rest_most
     down, up = c * log_rest, c * (log_q + power * half)
     small = up < 30.0
     rise = np.exp(np.where(small, up, 0.0))
     shift = (1.0 - q) * np.expm1(down) + q * np.expm1(np.where(small, up, 0.0))
-    wrong = 16.0 * ROUNDOFF * (np.abs(shift) + (1.0 - q) * np.abs(down) + q * rise * np.abs(np.where(small, up, 0.0)))
+    turned = (1.0 - q) * np.abs(down) + q * rise * np.where(small, np.abs(c) * (np.abs(log_q) + power * half), 0.0)
+    wrong = 16.0 * ROUNDOFF * ((1.0 - q) * np.abs(np.expm1(down)) + q * np.abs(rise - 1.0) + turned)
     parts = power * log_rest, power * (log_q + c * half)
     size = np.abs(parts[0]) + power * (np.abs(log_q) + np.abs(c) * half) + 1.0
     value, slack = np.logaddexp(*parts), 16.0 * ROUNDOFF * size

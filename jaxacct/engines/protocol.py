@@ -49,12 +49,13 @@ class Kinds(NamedTuple):
     empty: np.ndarray  # (B,) whether nothing is released: every part is sampled at rate 0
     gaussian: np.ndarray  # (B,) whether all parts are Gaussians without sampling
     beyond_kernels: np.ndarray  # (B,) whether the row is not `gaussian`, and mu^2 is too small or large for kernels
+    hits_settle: np.ndarray  # (B,) whether counting the hits gives an exact answer (`hit_counts.Reach`)
     nearly_always_sampled: np.ndarray  # (B,) whether a sampling rate is above 0.9. Theorems check the row's answer.
     answered_by: dict[str, np.ndarray]  # for each `Engine` of jaxacct, by its name: (B,) whether it can answer the row
 
     def before_contours(self) -> np.ndarray:
-        """Return (B,) whether an engine answers that needs neither a contour nor a lattice."""
-        return np.any([self.answered_by[name] for name in ("closed_form", "hit_counts", "two_steps")], axis=0)
+        """Return (B,) whether an engine that needs neither a contour nor a lattice gives a narrow answer."""
+        return self.answered_by["closed_form"] | self.answered_by["two_steps"] | self.hits_settle
 
 
 class Question(NamedTuple):
