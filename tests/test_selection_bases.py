@@ -5,7 +5,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct import selection
-from jaxacct.selection import base_profile
+from jaxacct.selection import base_profile, envelope
 from jaxacct.selection.base_profile import bases, sides
 from jaxacct.selection.envelope import profile_points, table_of
 from jaxacct.selection.named_bounds import RENYI_ORDERS, _missed
@@ -51,6 +51,20 @@ def test_a_base_with_a_mass_at_infinity_shares_contours(monkeypatch):
         low, high = known.low[row, 5:320:45], known.high[row, 5:320:45]
         assert np.all((low <= np.asarray(exact.upper)) & (np.asarray(exact.lower) <= high))
         assert np.all(low[low > 0.0] >= 1e-7 * (1.0 - 1e-12))
+
+
+def test_laws_of_k_share_what_lies_beyond_a_profile(monkeypatch):
+    """Each law of K asked for 128 epsilons of its own: a search over laws took over 20 CPU seconds."""
+    asked, real = [], envelope.shared_deltas
+    monkeypatch.setattr(envelope, "shared_deltas", lambda run, eps, side: asked.append(eps) or real(run, eps, side))
+    run = ja.dp_sgd(1.0, 0.05, 50)
+    side, known = sides(run, "add_or_remove_one")[0], []
+    for level in (3e-40, 4e-40, 5e-40):
+        known.append(profile_points(run, level, side))
+        assert np.all(known[-1][1][-1] <= level)
+    assert len(asked) == 1
+    eps = np.log(known[0][0][-60::20])
+    assert np.all(ja.delta(run, eps, relation=side.forward).lower <= known[0][1][-60::20])
 
 
 @pytest.mark.slow  # a run takes 10 CPU seconds

@@ -56,7 +56,7 @@ TRADEOFF_ROUNDS = 4
 EASY_WIDTH = 1e-4
 """If the bracket of delta(0) has at most this relative width, three values of delta are tried before a grid of eps."""
 ROUGH = 0.01
-"""The argument rtol of the deltas that only serve to find the best eps. Estimates have far smaller errors."""
+"""The argument rtol of the deltas that only serve to find the best eps. Their estimates are far more accurate."""
 SLIGHTLY_WIDE = 0.01
 """If the lattice engine's bracket of an error rate is at most this wide, no other engine is asked."""
 NARROW_ABSOLUTE = 1e-7

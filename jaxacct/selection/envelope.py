@@ -47,7 +47,7 @@ LEVELS = 1e3
 MOST_KEPT = 64
 """Number of extensions of profiles that are kept."""
 ANCHORS = 8
-"""Between the points of so many deltas, and the profile's end, the other FAR_POINTS share contours."""
+"""Number of deltas beyond the profile's end whose eps is solved for. FAR_POINTS eps lie between and share contours."""
 SLOW_POINTS = 48
 """Number of points that extend the profile if the engine that answers is not the contour engine."""
 TAIL_SHARE = 1e-6
