@@ -43,7 +43,7 @@ def two(direction, sigma, q, eps):
         loss = mp.log(mix) if direction == "remove" else -mp.log(mix)
         return mp.npdf(x) * (mix if direction == "remove" else 1) * one_step(direction, s, q, eps - loss)
 
-    # the integrand bends where the first step alone reaches eps
+    # the integrand bends where the first step's loss is eps
     bend = ((eps if direction == "remove" else 0) - mp.log(q)) / s + s / 2
     nodes = {-12, -6, 0, 6, s / 2 - 4, s / 2, s / 2 + 4, s - 6, s, s + 6, s + 12, bend - 0.3, bend, bend + 0.3}
     return mp.quad(inside, sorted(nodes), maxdegree=6)
@@ -63,7 +63,7 @@ def test_two_steps_against_quadrature(direction, sigma, q, eps):
 
 @np.errstate(all="ignore")
 def test_against_other_engines():
-    """One and two steps have engines of their own; the lattice answers for more, beside unsampled Gaussians as well."""
+    """Other engines answer for one step and for two. The lattice answers for more, with or without other Gaussians."""
     rng, compared = np.random.default_rng(0), 0
     while compared < 40:
         sigma, q = 10 ** rng.uniform(-3, -1.2), 10 ** rng.uniform(-9, -0.01)
@@ -183,7 +183,7 @@ def test_moments_of_little_noise(sigma, q):
 
 
 def test_moments_at_the_given_order():
-    """The power 1 + c was rounded, which moved the moment by more than its bracket's width."""
+    """The old code rounded 1 + c. This moved the moment by more than its bracket's width."""
     sigma, q, c = 0.029014440292751836, 0.028704848514787152, 0.00147716730428292
     found = loss_moments.log_moments(parts_of(ja.dp_sgd(sigma, q, 1), "remove"), np.array([c]))
     with mp.workdps(30):

@@ -200,7 +200,7 @@ def _climb(
             lower[rows], upper[rows] = np.maximum(low, lower[rows]), np.minimum(high, upper[rows])
             # for log delta, high - low is the relative width of delta's bracket, so it is compared with `width` itself
             scale = np.abs(high) if quantity == "epsilon" else 1.0
-            # where a plain rung has enough points and nodes, only rounding is left, and no finer rung has less
+            # If a plain rung has enough points and nodes, rounding causes the width, and finer rungs round as much.
             fits = np.all(needs <= (rung.points, rung.nodes), axis=1) & ~np.bool_(rung.split)
             narrow = high - low <= np.where(fits, np.maximum(2.0 * rounding[rows], width[rows]), width[rows]) * scale
             done = (ok & narrow) | (upper[rows] <= enough[rows])

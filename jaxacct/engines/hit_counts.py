@@ -20,9 +20,9 @@ from jaxacct.mechanisms.loss_components import Components
 MOST_HITS = 4096
 """Compositions that may have more hits are left to other engines, since each number of hits costs a term."""
 LEAST_THRESHOLD = 5.0
-"""Least threshold t, in standard deviations of the noise, at which the engine is used: N(0, 1) exceeds 5 with 3e-7."""
+"""Least threshold t of the engine, in standard deviations of the noise. Pr[N(0, 1) > 5] is 3e-7."""
 ENOUGH = 40.0
-"""Largest threshold that is taken. N(0, 1) exceeds it with e^-804."""
+"""Largest threshold that is taken. Pr[N(0, 1) > 40] is e^-804.6."""
 LOG_EXCESS = -30.0
 """The threshold is chosen so that losses are known up to e^LOG_EXCESS, unless this threshold exceeds ENOUGH."""
 TERMS_AT_A_TIME = 500_000

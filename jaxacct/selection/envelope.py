@@ -47,7 +47,7 @@ LEVELS = 1e3
 MOST_KEPT = 64
 """Number of extensions of profiles that are kept."""
 ANCHORS = 8
-"""Number of deltas beyond the profile's end whose eps is solved for. FAR_POINTS eps lie between and share contours."""
+"""Beyond the profile's end, the eps of this many deltas is solved for. FAR_POINTS eps between them share contours."""
 SLOW_POINTS = 48
 """Number of points that extend the profile if the engine that answers is not the contour engine."""
 TAIL_SHARE = 1e-6
@@ -161,7 +161,7 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
     infinite = float(infinite_mass(run, side.forward))
     level = max(level, TAIL_SHARE * infinite, 1e-290)
     if high[-1] > infinite + level:  # the profile ends before delta is small enough, so add points at larger eps
-        # a search over laws of K asks for many levels; rounded down, few of them differ
+        # A search over laws of K asks for many levels. Rounded down they are few, and the points of each are kept.
         level = max(LEVELS ** math.floor(math.log(level, LEVELS)), 1e-290)
         last = float(np.log(ratio[-1])), float(high[-1])
         eps, deltas = _beyond(run, *last, infinite, level, side, backend.on_numpy(1))
