@@ -13,11 +13,20 @@ import pytest
 from scipy.special import ndtr
 
 import jaxacct as ja
+from jaxacct.accounting.dispatch import kinds_of
 from jaxacct.core.validation import InputError
+from jaxacct.mechanisms import components
 
 flint = pytest.importorskip("flint")
 
-from jaxacct.verification import bracket_check, delta_enclosure, line_sum, loss_definition, small_loss_steps  # noqa: E402
+from jaxacct.verification import (  # noqa: E402
+    bracket_check,
+    delta_enclosure,
+    hit_counts,
+    line_sum,
+    loss_definition,
+    small_loss_steps,
+)
 from jaxacct.verification.ball_arithmetic import arb, precision  # noqa: E402
 
 REFERENCE = list(csv.DictReader((Path(__file__).parent / "data" / "dp_sgd.csv").open()))
@@ -56,6 +65,14 @@ CASES = {
 }
 
 
+NO_CONTOUR = {
+    "closed_form": ja.Gaussian(0.3),
+    "two_steps": ja.dp_sgd(0.8, 0.05, 2),
+    "hits_settle": ja.compose(ja.dp_sgd(0.01, 0.001, 1000), ja.Gaussian(0.5)),
+}
+"""A mechanism for each way to answer that `Kinds.before_contours` names."""
+
+
 SLOW = {"few hits": (ja.dp_sgd(0.6, 1e-4, 1000), 1e-7)}
 
 
@@ -85,6 +102,45 @@ def test_the_reference_values_are_bracketed(row):
         assert ja.verify(run, around, delta=delta, relation=relation).status == "verified"
         for wrong in (bracket(truth * (1 + 1e-5), math.inf), bracket(0.0, truth * (1 - 1e-5))):
             assert ja.verify(run, wrong, delta=delta, relation=relation).status == "refuted"
+
+
+def test_each_way_to_answer_without_a_contour_has_a_case():
+    kinds = kinds_of(components(ja.Gaussian(1.0), "add_one", "add"))
+    no = np.array([False])
+    none = kinds._replace(hits_settle=no, answered_by=dict.fromkeys(kinds.answered_by, no))
+    alone = {name: none._replace(answered_by={**none.answered_by, name: ~no}) for name in none.answered_by}
+    alone["hits_settle"] = none._replace(hits_settle=~no)
+    assert {name for name, one in alone.items() if one.before_contours().all()} == set(NO_CONTOUR)
+
+
+@pytest.mark.parametrize("relation", ["add_one", "remove_one"])
+@pytest.mark.parametrize("name", NO_CONTOUR)
+def test_answers_without_a_contour_are_verified(name, relation):
+    """Their brackets are the narrowest of all, so that the verifier needs most digits for them."""
+    mechanism = NO_CONTOUR[name]
+    assert kinds_of(components(mechanism, relation, relation.removesuffix("_one"))).before_contours().all()
+    answer = ja.epsilon(mechanism, 1e-6, relation=relation)
+    found = ja.verify(mechanism, answer, delta=1e-6, relation=relation, seconds=20.0)
+    assert found.status == "verified", found.explanation
+    for wrong in tampered(float(answer.lower), float(answer.upper)):
+        assert ja.verify(mechanism, wrong, delta=1e-6, relation=relation).status == "refuted"
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize(("sigma", "rate", "n"), [(0.11, 0.3, 3), (0.1, 0.9, 2), (0.06, 1e-3, 20), (0.04, 0.2, 2)])
+def test_hit_counts_meet_the_sum_over_a_line(sigma, rate, n, direction):
+    """Two methods enclose the same delta, at epsilons where the losses of few and of many hits begin."""
+    run = ja.compose(ja.dp_sgd(sigma, rate, n), ja.Gaussian(2.0))
+    build = lambda: loss_definition.expand(run, f"{direction}_one", direction).parts
+    for epsilon in (3.0, 80.0):
+        with precision(200):
+            counted = hit_counts.enclose(build(), arb(epsilon))
+            near = math.log(max(float(counted.abs_upper()), 1e-12))
+        summed = line_sum.enclose(build, epsilon, near, 6, 1_000_000)
+        with precision(200):
+            assert counted.overlaps(summed)
+            if sigma < 0.05:
+                assert counted.rad() < 1e-20
 
 
 def test_composed_gaussians_by_the_sum_equal_the_closed_form():

@@ -20,6 +20,8 @@ _LOCK = threading.RLock()
 """Held while python-flint's precision is changed. The precision is one global setting, so threads take turns."""
 _CLOCK = threading.local()
 """Holds a `deadline` for each thread. Once `time.monotonic()` is past it, `tick` raises OutOfTime."""
+PRODUCTS_AT_A_TIME = 2_000_000
+"""Largest number of products in one product of matrices, for `tick` cannot be called meanwhile."""
 
 
 class NotCovered(Exception):

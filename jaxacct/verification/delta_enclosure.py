@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from flint import arb_poly
 
-from jaxacct.verification import line_sum, small_loss_steps
+from jaxacct.verification import hit_counts, line_sum, small_loss_steps
 from jaxacct.verification.ball_arithmetic import NotCovered, Unplanned, acb, arb, ball, between, precision, tick, within
 from jaxacct.verification.closed_form_losses import LaplaceLoss
 from jaxacct.verification.finite_losses import FiniteLosses, spread
@@ -76,7 +76,12 @@ def at_most(composition: Composition, epsilon: float) -> Any:
 
 
 def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scale: float, level: int) -> Any:
-    """Enclose the part of delta from finite losses, by a sum over a line or by direct integration (2 or 3 steps)."""
+    """Enclose the part of delta from finite losses, by hit counts, a sum over a line or direct integration."""
+    if hit_counts.applies(parts):
+        with precision(BITS[level]):
+            found, near = hit_counts.enclose(build(), ball(epsilon)), ball(log_scale).exp()
+            if arb(found.rad()) < found.abs_upper().max(near) * arb(10) ** -GAUSSIAN_DIGITS[level]:
+                return found
     if not small_loss_steps.only_sampled_gaussians(parts):
         return line_sum.enclose(build, epsilon, log_scale, DIGITS[level], NODES[level])
     digits, most = GAUSSIAN_DIGITS[level], max(NODES[level], 100_000)

@@ -8,7 +8,17 @@ from typing import Any
 import numpy as np
 from flint import acb_mat
 
-from jaxacct.verification.ball_arithmetic import Unplanned, acb, arb, between, gaussian_tail, precision, tick, within
+from jaxacct.verification.ball_arithmetic import (
+    PRODUCTS_AT_A_TIME,
+    Unplanned,
+    acb,
+    arb,
+    between,
+    gaussian_tail,
+    precision,
+    tick,
+    within,
+)
 from jaxacct.verification.small_loss_steps import where_it_falls_to
 
 ANGLES = np.geomspace(1e-5, 1.0, 60)
@@ -91,7 +101,7 @@ class AllocationLoss:
             tick()
             right += [(acb(0, step * b) * x).exp() for b in range(plan.width)]
         matrix = acb_mat(size, plan.width, right)
-        block = max(1, min(len(plan.rows), 4_000_000 // max(size, 1)))
+        block = max(1, min(len(plan.rows), PRODUCTS_AT_A_TIME // (size * plan.width)))
         grown = [w * (c * x).exp() for w, x in zip(weights, exponents, strict=True)]
         for at in range(0, len(plan.rows), block):
             some, left = plan.rows[at : at + block], []

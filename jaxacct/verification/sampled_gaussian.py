@@ -13,7 +13,16 @@ import numpy as np
 from flint import acb_mat
 from scipy.special import log_ndtr
 
-from jaxacct.verification.ball_arithmetic import acb, arb, between, ctx, gaussian_tail, tick, within
+from jaxacct.verification.ball_arithmetic import (
+    PRODUCTS_AT_A_TIME,
+    acb,
+    arb,
+    between,
+    ctx,
+    gaussian_tail,
+    tick,
+    within,
+)
 from jaxacct.verification.closed_form_losses import GaussianLoss, sampled_hockey_stick
 
 ANGLES = np.geomspace(1e-5, 1.45, 32)
@@ -110,7 +119,7 @@ class SampledGaussian:
             tick()
             right += [(place * x).exp() for place in places]
         matrix = acb_mat(size, width, right)
-        block = max(1, min(len(rows), width))
+        block = max(1, min(len(rows), width, PRODUCTS_AT_A_TIME // (size * width)))
         for at in range(0, len(rows), block):
             tick()
             some, left = rows[at : at + block], []
@@ -255,6 +264,7 @@ class SampledGaussian:
 
     def log_mgf(self, c: np.ndarray) -> np.ndarray:
         """Return log M(c) in floats, for planning only. All c must lie on the same side of -1."""
+        tick()
         if c.max() < -1.0:
             return self.mirrored.log_mgf(-1.0 - c)
         exponent = self._exponent(c)[:, None]
