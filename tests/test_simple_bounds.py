@@ -316,9 +316,53 @@ def test_nothing_is_drawn_from_what_is_nan():
         assert theorems.best_epsilon(known, bad)[0] == 0.0
 
 
+@pytest.mark.parametrize("sigma", [0.02, 0.3, 1.0, 20.0, 1e4])
+@pytest.mark.parametrize("q", [1e-9, 1e-3, 0.4, 1.0])
+@pytest.mark.parametrize("n", [1, 7, 10**4, 10**9])
+def test_total_variation_is_above_delta_at_0(sigma, q, n):
+    """By tests on the sum of the outputs, in mpmath: delta(0) is at least what any event says."""
+    bound = quick_bounds.total_variation(components(ja.dp_sgd(sigma, q, n), RELATION, "remove"))[0]
+    with mpmath.workdps(40):
+        s, rate = mpmath.mpf(1) / mpmath.mpf(sigma), mpmath.mpf(q)
+        one = rate * mpmath.erf(s / mpmath.sqrt(8))
+        if q == 1.0:
+            truth = mpmath.erf(mpmath.sqrt(n) * s / mpmath.sqrt(8))
+        elif n == 1:
+            truth = one
+        else:  # the sum of the outputs is above half its mean, or one output is
+            drift, spread = mpmath.sqrt(n) * rate * s, mpmath.sqrt(1 + rate * (1 - rate) * s**2)
+            tail = 1 - 1 / (1 + (drift / (2 * spread)) ** 2)  # Cantelli: Pr[sum <= its mean - drift/2] <= 1 - tail
+            truth = max(one, tail - mpmath.erfc(drift / 2 / mpmath.sqrt(2)) / 2)
+        assert truth <= mpmath.mpf(bound) <= 1
+        if n == 1 or q == 1.0:
+            assert bound <= float(truth) * 1.2 + 1e-300
+
+
+def test_total_variation_of_numbers_whose_squares_underflow():
+    parts = components(ja.repeat(ja.PoissonSampled(ja.Gaussian(1e160), 1e-200), 2**53), RELATION, "remove")
+    assert quick_bounds.total_variation(parts)[0] >= 2**53 * 1e-200 / (1e160 * math.sqrt(2 * math.pi))
+
+
+def test_epsilon_is_0_where_delta_is_above_the_total_variation():
+    """n q TV is .04 here, but delta(0) is 1.3e-6."""
+    found = ja.epsilon(ja.dp_sgd(10.0, 1e-9, 1e9), [1e-5, 1e-6])
+    assert found.upper[0] == 0.0 < found.lower[1]
+    assert found.status[0] == "zero" and found.engine[0] == "theorem"
+
+
+@pytest.mark.parametrize("run", [(10.0, 1e-9, 1e9), (1.0, 0.01, 1000), (0.7, 1e-3, 1e4), (3.0, 0.3, 20)])
+def test_total_variation_of_many_steps_is_close(run):
+    """Where the sum of the losses is about normal, delta(0) is sqrt(2/pi) = .8 times the bound."""
+    mechanism = ja.compose(ja.dp_sgd(*run), ja.Gaussian(30.0))
+    for direction in ("remove", "add"):
+        truth = ja.delta(mechanism, 0.0, relation=f"{direction}_one")
+        bound = quick_bounds.total_variation(components(mechanism, RELATION, direction))[0]
+        assert truth.upper <= bound <= 1.4 * truth.lower
+
+
 def test_total_variation_of_noise_at_the_end_of_the_range():
     parts = components(ja.repeat(ja.PoissonSampled(ja.Gaussian(1.7e308), 0.5), 2**50), RELATION, "remove")
-    assert theorems.total_variation(parts)[0] >= 2**50 * 0.5 / (1.7e308 * math.sqrt(2 * math.pi))
+    assert quick_bounds.total_variation(parts)[0] >= 2**50 * 0.5 / (1.7e308 * math.sqrt(2 * math.pi))
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,13 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     )
     answer, used, contradicted = side
     left = asked & ~question.kinds.beyond_kernels  # rows that engines may still be asked about
+    if quantity == "epsilon" and engine == "auto":
+        safe = question.target * (1.0 - question.slack) * (1.0 - 4.0 * ROUNDOFF)
+        zero = left & (quick_bounds.total_variation(parts) <= safe)
+        used[zero] = "theorem"
+        for end in answer:
+            end[zero] = 0.0
+        left, asked = left & ~zero, asked & (~zero | parts.guaranteed())
     mine = [one for one in ENGINES if isinstance(one, Engine) and engine in ("auto", one.name)]
     known = [(one, one.supports(question)) for one in mine]
     # an epsilon that is still open is asked for again with the effort of a search: larger errors are easier to certify

@@ -50,6 +50,29 @@ def largest_loss(parts: Components) -> LargestLoss:
     return LargestLoss(np.fmax(total, 0.0), np.where(np.isnan(above), np.inf, np.maximum(above, 0.0)))
 
 
+def total_variation(parts: Components) -> np.ndarray:
+    """Return (B,) an upper bound of delta(0) without the mass at infinity (README.md, "total variation")."""
+    with np.errstate(all="ignore"):
+        present, s = parts.gauss_n > 0, 1.0 / parts.gauss_sigma
+        each = np.where(present, parts.gauss_n * parts.gauss_q * _of_gaussian(s), 0.0)
+        one_by_one = _of_gaussian(parts.mu) + np.sum(each, axis=1)
+        # chi^2 + 1 is a product over the steps; 1e-300 stands for numbers that may underflow
+        each = np.where(present, parts.gauss_n * np.log1p(np.maximum(parts.gauss_q**2 * np.expm1(s * s), 1e-300)), 0.0)
+        plain = np.where(parts.mu > 0.0, np.maximum(parts.mu * parts.mu, 1e-300), 0.0)
+        total = np.fmin(one_by_one, 0.5 * np.sqrt(np.expm1(plain + np.sum(each, axis=1))))
+        laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)
+        total += np.sum(np.where(parts.laplace_n > 0, parts.laplace_n * laplace, 0.0), axis=1)
+        finite = np.sum(parts.finite_mass * -np.expm1(-np.maximum(parts.finite_loss, 0.0)), axis=2)
+        total += np.sum(np.where(parts.finite_n > 0, parts.finite_n * finite, 0.0), axis=1)
+        terms = sum(n.shape[1] for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)) + parts.finite_mass.shape[2]
+        return np.fmin(total * (1.0 + ROUNDOFF * (64.0 + terms)) + 1e-307, 1.0)
+
+
+def _of_gaussian(mu: np.ndarray) -> np.ndarray:
+    """Return an upper bound of a Gaussian's total variation, by Polya: erf(x)^2 <= 1 - e^{-4 x^2/pi}, x = mu/sqrt 8."""
+    return np.where(mu > 1e-7, np.sqrt(-np.expm1(mu * mu * (-0.5 / math.pi))), mu / math.sqrt(2.0 * math.pi))
+
+
 def limits(
     quantity: str,  # "epsilon" or "delta"
     parts: Components,

@@ -9,11 +9,18 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import erf, log_ndtr
+from scipy.special import log_ndtr
 
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import closed_form
-from jaxacct.engines.quick_bounds import Chance, chance, largest_loss, log_tail_above, log_tail_below
+from jaxacct.engines.quick_bounds import (
+    Chance,
+    chance,
+    largest_loss,
+    log_tail_above,
+    log_tail_below,
+    total_variation,
+)
 from jaxacct.mechanisms.loss_components import Components
 
 LEAST_DELTA = 1e-307
@@ -300,18 +307,6 @@ def _bounded(parts: Components) -> np.ndarray:
         sampled = -np.sum(np.where(gauss, parts.gauss_n * np.log1p(-parts.gauss_q), 0.0), axis=1)
     open_above = (parts.mu > 0) | (np.any(gauss, axis=1) & (parts.sign > 0))
     return np.where(open_above, np.inf, (largest_loss(parts).above + sampled) * (1.0 + 256.0 * ROUNDOFF))
-
-
-def total_variation(parts: Components) -> np.ndarray:
-    """Return an upper bound of delta(0) without the mass at infinity: the sum of the steps' total variations."""
-    mu, s = parts.mu / np.sqrt(8.0), 1.0 / parts.gauss_sigma / np.sqrt(8.0)
-    total = erf(mu) + np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * erf(s), 0.0), axis=1)
-    laplace = parts.laplace_q * -np.expm1(-0.5 / parts.laplace_scale)
-    total += np.sum(np.where(parts.laplace_n > 0, parts.laplace_n * laplace, 0.0), axis=1)
-    finite = np.sum(parts.finite_mass * -np.expm1(-np.maximum(parts.finite_loss, 0.0)), axis=2)
-    total += np.sum(np.where(parts.finite_n > 0, parts.finite_n * finite, 0.0), axis=1)
-    terms = sum(n.shape[1] for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)) + parts.finite_mass.shape[2]
-    return total * (1.0 + ROUNDOFF * (64.0 + terms)) + 1e-307
 
 
 def _all_gaussians(parts: Components) -> np.ndarray:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.validation import UnboundedLossError, broadcast_shape
+from jaxacct.engines import quick_bounds
 from jaxacct.mechanisms import Mechanism, batch_shape, components
 from jaxacct.mechanisms.base import FinitePair, Part, call, require_mechanism
 from jaxacct.mechanisms.finite import sample_pair
@@ -70,7 +71,16 @@ class AnySelection(Mechanism):
             bounded = bounded_loss(components(run, "add_or_remove_one", "remove")).reshape(batch_shape(run))
             if (bad := (values == 0.0) & ~bounded).any():
                 raise UnboundedLossError(bad, "a selection of runs")
+        if quantity == "epsilon" and (self._total_variation(run) <= values).all():
+            return as_bounds(np.zeros(shape), np.zeros(shape), "certified", rtol, "theorem")
         return self._answer(quantity, run, values, relation, rtol)
+
+    def _total_variation(self, run: Mechanism) -> np.ndarray:
+        """Return an upper bound of delta(0), E[K] times the base's: k candidates have at most k times one's."""
+        each = [components(run, "add_or_remove_one", side) for side in ("remove", "add")]
+        most = [quick_bounds.total_variation(parts) + parts.delta_infinity for parts in each]
+        with np.errstate(invalid="ignore"):
+            return np.asarray(self.law.mean * np.max(most, axis=0).reshape(batch_shape(run)) * (1.0 + 1e-9))
 
     @abstractmethod
     def _options(self) -> str:
