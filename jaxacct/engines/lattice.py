@@ -16,7 +16,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import lattice_parts
 from jaxacct.engines.backend import Runner, runner
 from jaxacct.engines.lattice_parts import ApproximateLaw, Finite, Laplace, LatticePart, Placed
-from jaxacct.kernels.lattice_laws import Composition, compose, payoff
+from jaxacct.kernels.lattice_laws import ROW, Composition, compose, payoff
 from jaxacct.mechanisms.loss_components import Components
 
 LENGTHS = (2**12, 2**15, 2**18, 2**19, 2**20, 2**21, 2**22)
@@ -568,9 +568,9 @@ def evaluate(side: Side, eps: float) -> float:
     eps = eps - outward if side.upper else eps + outward
     mass, start = side.composed.mass, side.start
     if isinstance(mass, np.ndarray):
-        # Nodes of loss below eps add nothing to delta, so NumPy skips them. JAX would compile anew for each new length.
+        # Rows of nodes below eps add nothing to delta, so NumPy skips them. JAX would compile anew for each new length.
         before = (eps - start) / side.step - 2.0
-        first = int(min(before, mass.shape[0] - 1)) if before > 0.0 else 0
+        first = int(min(before, mass.shape[0] - 1)) // ROW * ROW if before > 0.0 else 0
         mass, start = mass[first:], start + first * side.step
     sums = side.run(payoff, mass, start - eps, side.step, theta)
     value, norm, magnitude = (float(x) for x in sums)

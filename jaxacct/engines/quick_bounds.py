@@ -51,7 +51,7 @@ def largest_loss(parts: Components) -> LargestLoss:
 
 
 def total_variation(parts: Components) -> np.ndarray:
-    """Return (B,) an upper bound of delta(0) without the mass at infinity (README.md, "total variation")."""
+    """Return (B,) an upper bound of delta(0) without the mass at infinity (README.md, "From above")."""
     with np.errstate(all="ignore"):
         present, s = parts.gauss_n > 0, 1.0 / parts.gauss_sigma
         each = np.where(present, parts.gauss_n * parts.gauss_q * _of_gaussian(s), 0.0)

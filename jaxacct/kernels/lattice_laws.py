@@ -33,6 +33,8 @@ FFT_CONSTANT = 8.0
 """The error of an FFT, in roundoffs, is at most this times log2 of its length. Higham's constant is 7."""
 ROUNDED_UP = 1.001
 """Factor on an error bound that covers the rounding of the bound itself."""
+ROW = 1024
+"""Largest number of nodes in a row of `payoff`. The number of nodes is a multiple of it, or smaller."""
 
 
 class Composition(NamedTuple):
@@ -107,15 +109,35 @@ def compose(
 
 
 def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
-    """Return sums of T = `mass` times f = e^{-theta d} (1 - e^{-d})_+ at d = loss - eps = start + i step."""
+    """Return sums of T = `mass` times f = e^{-theta d} (1 - e^{-d})_+ at d = loss - eps = start + i step.
+
+    Nodes form rows of up to ROW. With x the first d of a row and d = x + y, f is e^{-theta x} e^{-theta y} times
+    (1 - e^{-x}) + e^{-x} (1 - e^{-y}), so that products of matrices give the sums over rows with x > 0.
+    """
     xp = namespace(mass, start, step, theta)
-    d = start + step * xp.arange(mass.shape[0])
-    above = d > 0
+    rows = mass.reshape(-1, min(ROW, mass.shape[0]))
+    x, y = start + step * rows.shape[1] * xp.arange(rows.shape[0]), step * xp.arange(rows.shape[1])
+    after = x > 0
+    x = xp.where(after, x, 0.0)
+    at_row = xp.where(after, xp.exp(-theta * x), 0.0)
+    by_x, by_y, ends = at_row * -xp.expm1(-x), at_row * xp.exp(-x), xp.exp(-theta * y)
+    rise = -xp.expm1(-y) / (-xp.expm1(-y[-1]) + 1e-300)  # at most 1, so that no square overflows
+    by_y = by_y * (-xp.expm1(-y[-1]) + 1e-300)
+    columns = xp.stack([ends, ends * rise], axis=1)
+    sums, sizes = rows @ columns, xp.abs(rows) @ columns
+    # eps lies in the last row that is not `after`, or before all of them
+    crossed = xp.maximum(rows.shape[0] - 1 - xp.sum(after), 0)
+    d = start + step * (rows.shape[1] * crossed + xp.arange(rows.shape[1]))
+    above = (d > 0) & ~after[crossed]
     d = xp.where(above, d, 0.0)
     f = xp.where(above, -xp.exp(-theta * d) * xp.expm1(-d), 0.0)
-    largest = xp.maximum(xp.max(f), 1e-300)
-    norm = largest * xp.sqrt(xp.sum(xp.square(f / largest)))  # f/largest is squared, since f^2 may underflow
-    return Payoff(xp.sum(mass * f), norm, xp.sum(xp.abs(mass) * f))
+    # squares are taken of numbers divided by `largest`, which is at least f. 1e-290 is for those that underflow
+    largest = xp.maximum(xp.maximum(xp.max(f), xp.max(by_x + by_y)), 1e-300)
+    u, v, w = by_x / largest, by_y / largest, f / largest
+    squares = [xp.sum(ends * ends * rise**power) for power in (0, 1, 2)]
+    square = 1e-290 + xp.sum(w * w) + xp.sum(u * u * squares[0] + 2.0 * u * v * squares[1] + v * v * squares[2])
+    total = lambda sums, row: xp.sum(by_x * sums[:, 0] + by_y * sums[:, 1]) + xp.sum(row * f)
+    return Payoff(total(sums, rows[crossed]), largest * xp.sqrt(square), total(sizes, xp.abs(rows[crossed])))
 
 
 class Cells(NamedTuple):
