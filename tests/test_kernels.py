@@ -97,10 +97,10 @@ def test_step_certificate_covers_coarse_grids(sign, log_sigma, log_q, log_c, tur
     assert float(error) <= float(bound) * (1 + 1e-6) + 1e-11
 
 
-def decay_and_truth(sigma, q, sign, c, turns):
+def decay_and_truth(sigma, q, sign, c, turns, points=64):
     """(certified 1 - |phi| beyond a frequency, |phi| on a fan of larger ones, which of those are resolved)."""
     sigma, q, sign, c = map(np.float64, (sigma, q, sign, c))
-    grid, fine = (tilted_gaussian(sigma, q, sign, c, n) for n in (64, 8192))
+    grid, fine = (tilted_gaussian(sigma, q, sign, c, n) for n in (points, 8192))
     start = turns / deviation_of(fine)
     t = start * np.geomspace(1.0, 30.0, 25)
     resolved = t * np.max(fine.posterior) * fine.step / sigma < 1.0
@@ -119,6 +119,16 @@ def test_decay_holds_for_all_larger_frequencies(sign, log_sigma, log_q, log_c, l
     lost, modulus, resolved = decay_and_truth(10.0**log_sigma, 10.0**log_q, sign, 10.0**log_c, 10.0**log_turns)
     assert 0 <= float(lost) <= 1
     assert np.all(np.asarray(modulus)[np.asarray(resolved)] <= 1 - float(lost) + 1e-9)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.floats(0.0, 2.0), st.floats(-12, -5), st.floats(-1.0, 1.0), st.floats(-1.0, 1.5))
+def test_decay_where_samples_are_rare(log_sigma, log_q, log_share, log_turns):
+    """Abscissae are of the order 1/q.  The bound was 0, as if the posterior were 1/2 somewhere on the grid."""
+    q = 10.0**log_q
+    lost, modulus, resolved = decay_and_truth(10.0**log_sigma, q, -1.0, 10.0**log_share / q, 10.0**log_turns, 512)
+    assert np.all(np.asarray(modulus)[np.asarray(resolved)] <= 1 - float(lost) + 1e-9)
+    assert float(lost) >= 0.3 * (1 - modulus[0])
 
 
 def test_sinc_envelope():

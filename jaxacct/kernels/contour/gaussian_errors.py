@@ -258,9 +258,6 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     log_f = xp.where(t.weight > 0.0, log_f, -xp.inf)
     units = per_term(sigma, q, t)
     log_f, off = keep_apart(xp, (log_f, ROUNDOFF * (units.loss + 4.0 * xp.abs(t.loss))))
-    # f: tilted density of the loss. (log f)'' in u is at most `convexity`, so a chord exceeds log f by at most `sag`.
-    convexity = -1.0 + (xp.abs(t.power) + 1.0) / (4.0 * sigma**2)
-    sag = xp.maximum(convexity, 0.0) * t.step**2 / 8.0
     index = xp.arange(size)
     peak = xp.argmax(log_f, axis=-1)
     valley_right = cummin(xp, xp.where(index < peak[..., None], xp.inf, log_f))
@@ -275,7 +272,14 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     floors = stack(xp, [xp.full_like(floor, -xp.inf), floor])
     # The lowest level is 5.5^2/2 nats below the top. A normal density falls so far at 5.5 standard deviations.
     levels = xp.maximum(tops[..., None] - xp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floors[..., None])
-    heights = xp.exp(levels - sag[..., None, None])
+    # f: tilted density of the loss. Where log f >= a level, and one node further, the posterior p is at most `most`, for
+    # it rises with u. There (log f)'' in u is at most `convexity`, so a chord exceeds log f by at most `sag`.
+    inside = log_f[..., None, None, :] >= levels[..., None]
+    most = xp.max(xp.where(inside, t.posterior[..., None, None, :], 0.0), axis=-1)
+    step, width = t.step[..., None, None], sigma[..., None, None]
+    variance = xp.minimum(ROUNDED_UP * most * xp.exp(step / width), 0.25)
+    convexity = -1.0 + (xp.abs(t.power) + 1.0)[..., None, None] * variance / width**2
+    heights = xp.exp(levels - xp.maximum(convexity, 0.0) * step**2 / 8.0)
     shape = (*floor.shape, 2 * (LEVELS - 1))
     slabs, levels = (xp.reshape(x, shape) for x in (heights[..., :-1] - heights[..., 1:], levels[..., :-1]))
     lengths = _lengths(sigma, t, log_f, off, xp.repeat(modes, LEVELS - 1, axis=-1), levels)
