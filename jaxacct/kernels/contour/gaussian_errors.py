@@ -157,17 +157,25 @@ def gaussian_errors(
     return quadrature, rate, ceiling, quadrature + weight
 
 
+def shrinking(sigma: Array, q: Array, end: Array) -> Array:
+    """Return s with `|mix(x + i alpha)|^2 >= mix(x)^2 (1 - s sin^2(v/2))` for x <= `end`, v = alpha/sigma.
+
+    With the odds o = `q e^y/(1-q)` at `end`, s is 4 o/(1+o)^2 if o <= 1, and else 1.
+    """
+    xp = namespace(sigma, q, end)
+    log_odds = xp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
+    off = 1e-12 + 16.0 * ROUNDOFF * (xp.abs(end) / sigma + 0.5 / sigma**2)
+    return xp.where(log_odds < 0.0, xp.minimum((1.0 + off) / xp.cosh(0.5 * log_odds) ** 2, 1.0), 1.0)
+
+
 def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: Array, step: Array) -> Array:
     """Bound how far log M(c) lies above the log of its trapezoid sum, by integrating on the line u = x + i alpha.
 
-    With v = alpha/sigma, `mix(x) cos(v/2) <= |mix(x + i alpha)| <= mix(x)` for every real x.  For every x below the
-    grid's right end `end`, `|mix(x + i alpha)|^2 >= mix(x)^2 (1 - s sin^2(v/2))`.  With the odds o = `q e^y/(1-q)` at
-    `end`, s is 4 o/(1+o)^2 if o <= 1, and else 1.
+    With v = alpha/sigma, `mix(x) cos(v/2) <= |mix(x + i alpha)| <= mix(x)` for every real x.  For x below the grid's
+    right end `end`, `shrinking` says more.
     """
     xp = namespace(end, c)
-    log_odds = xp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
-    off = 1e-12 + 16.0 * ROUNDOFF * (xp.abs(end) / sigma + 0.5 / sigma**2)
-    share = xp.where(log_odds < 0.0, xp.minimum((1.0 + off) / xp.cosh(0.5 * log_odds) ** 2, 1.0), 1.0)
+    share = shrinking(sigma, q, end)
     s = stack(xp, [xp.ones_like(share), xp.ones_like(share), share])
     sigma, step, c, removing = sigma[..., None], step[..., None], c[..., None], (sign > 0)[..., None]
     # For add, log `relative` is about alpha^2/2 + c s v^2/8 - 2 pi alpha/step. `best` is the alpha that minimizes this.
@@ -258,6 +266,11 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     log_f = xp.where(t.weight > 0.0, log_f, -xp.inf)
     units = per_term(sigma, q, t)
     log_f, off = keep_apart(xp, (log_f, ROUNDOFF * (units.loss + 4.0 * xp.abs(t.loss))))
+    # f: tilted density of the loss. With the posterior p, which rises with u, (log f)'' is -1 + (power + 1) p (1 - p)/
+    # sigma^2. So a chord exceeds log f by at most `sag`.
+    most = xp.minimum(ROUNDED_UP * t.posterior[..., -1], 0.25)
+    convexity = -1.0 + xp.maximum(t.power + 1.0, 0.0) * most / sigma**2
+    sag = xp.maximum(convexity, 0.0) * t.step**2 / 8.0
     index = xp.arange(size)
     peak = xp.argmax(log_f, axis=-1)
     valley_right = cummin(xp, xp.where(index < peak[..., None], xp.inf, log_f))
@@ -272,14 +285,7 @@ def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
     floors = stack(xp, [xp.full_like(floor, -xp.inf), floor])
     # The lowest level is 5.5^2/2 nats below the top. A normal density falls so far at 5.5 standard deviations.
     levels = xp.maximum(tops[..., None] - xp.linspace(0.0, 5.5, LEVELS) ** 2 / 2.0, floors[..., None])
-    # f: tilted density of the loss. Where log f >= a level, and one node further, the posterior p is at most `most`, for
-    # it rises with u. There (log f)'' in u is at most `convexity`, so a chord exceeds log f by at most `sag`.
-    inside = log_f[..., None, None, :] >= levels[..., None]
-    most = xp.max(xp.where(inside, t.posterior[..., None, None, :], 0.0), axis=-1)
-    step, width = t.step[..., None, None], sigma[..., None, None]
-    variance = xp.minimum(ROUNDED_UP * most * xp.exp(step / width), 0.25)
-    convexity = -1.0 + (xp.abs(t.power) + 1.0)[..., None, None] * variance / width**2
-    heights = xp.exp(levels - xp.maximum(convexity, 0.0) * step**2 / 8.0)
+    heights = xp.exp(levels - sag[..., None, None])
     shape = (*floor.shape, 2 * (LEVELS - 1))
     slabs, levels = (xp.reshape(x, shape) for x in (heights[..., :-1] - heights[..., 1:], levels[..., :-1]))
     lengths = _lengths(sigma, t, log_f, off, xp.repeat(modes, LEVELS - 1, axis=-1), levels)

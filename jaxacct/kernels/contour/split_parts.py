@@ -441,17 +441,17 @@ def step_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts, t_max: 
 
 
 def axis_errors(steps: Steps, c: Array, nodes: Grid, parts: TiltedParts) -> Array:
-    """Return `step_errors` for t = 0 and evenly spaced nodes, from mix cos(v/2) <= |mix| <= mix with v = Im u/sigma."""
+    """Return `step_errors` for t = 0 and evenly spaced nodes, from |mix| <= mix and `gaussian_errors.shrinking`."""
     xp = namespace(nodes.u, c)
     u, loss = cell_edges(steps, nodes)
     own = stack(xp, [parts.log_bulk, parts.log_jump])
     removing, at = steps.sign > 0, c[..., None]
     flat = xp.where(removing[..., None], (at + 1.0) * loss[..., 1:], -at * loss[..., :-1]) + _gaussian(u)
-    flat = keep_apart(xp, flat)
+    flat, share = keep_apart(xp, flat), gaussian_errors.shrinking(steps.sigma, steps.q, u[..., -1])
 
     def error(alpha: Array) -> Array:
         bulk, jump = _windows(steps, alpha, u)
-        shrink = xp.where(removing, 0.0, -c * xp.log(xp.cos(0.5 * alpha / steps.sigma)))
+        shrink = xp.where(removing, 0.0, -0.5 * c * log1p(-share * xp.sin(0.5 * alpha / steps.sigma) ** 2))
         decay = (2.0 * xp.pi * alpha / nodes.step)[..., None]
         moved = stack(xp, [logsumexp(flat + bulk), logsumexp(flat + jump)]) + (0.5 * alpha**2 + shrink)[..., None] - own
         sides = _climbed(steps, c, alpha, nodes, own, 0.0)
