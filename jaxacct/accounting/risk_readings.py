@@ -151,12 +151,12 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 ROUNDS = 14
 """Largest number of rounds that add tangents where the upper bound of mu is largest."""
 MOST_TANGENTS = 300
-"""Brackets not yet "ok" then get rounds that add a tangent between every two neighbours, until a row has more tangents
+"""Brackets not yet "ok" then get rounds that add a tangent to every cell that matters, until a row has more tangents
 than this. These rounds begin sooner if a round narrows none of these brackets enough (`STALLED`)."""
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
 STALLED = 0.8
-"""A row ends if a round leaves more than this share of the width, and the width is "ok" or every cell got a tangent."""
+"""A row ends if a round leaves more than this share of the width, and the width is "ok" or `everywhere` had tangents."""
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
@@ -190,16 +190,16 @@ def gaussian_fit(
     place = best_epsilon(deltas, floor, start)
     rate = rate_at(deltas, place, floor)
     # The first tangents are evenly spread in eps, from 0 to the estimate of the best eps. If the lower end of `rate` is
-    # useless, the estimate may be too small. Then the tangents reach four times as far, and the last one at least to
+    # useless, the estimate may be too small. Then three tangents lie beyond it, the last one at least at
     # eps = -log(floor). Tangents at larger eps are useless: the true-positive rate that they allow is at least 1.
-    known = rate.lower > floor
-    last = np.maximum(place.epsilon, 1e-9) * np.where(known, 1.0, 4.0)
-    at = last * np.linspace(0.0, 1.0, 13)[:, None]
-    at[-1] = np.where(known, last, np.maximum(last, -np.log(floor)))
+    known, last = rate.lower > floor, np.maximum(place.epsilon, 1e-9)
+    beyond = np.append(np.linspace(0.0, 1.0, 11), [2.0, 4.0])[:, None]
+    at = last * np.where(known, np.linspace(0.0, 1.0, 13)[:, None], beyond)
+    at[-1] = np.where(known, last, np.maximum(at[-1], -np.log(floor)))
     first = lines = _lines(deltas, at, rows)
     low = least_mu(rate, lines[1, 0], floor)
     high = np.full(size, np.inf)
-    everywhere = False  # whether every cell gets a tangent
+    everywhere = False  # whether every cell that matters gets a tangent
     for turn in itertools.count():
         most, ends, edges = largest_mu(lines, floor[rows])
         before = high[rows] - low[rows]
@@ -214,9 +214,10 @@ def gaussian_fit(
             break
         everywhere = everywhere or turn >= ROUNDS or bool(stalled[~done].all())
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
-        worst = np.argpartition(-ends, ADDED, axis=0)[:ADDED]
-        if everywhere:
-            worst = np.arange(ends.shape[0])[:, None] + np.zeros((1, rows.size), int)
+        # a tangent midway leaves about a quarter of what a cell has above the true mu
+        many = ends - low[rows] > 0.25 * (np.max(ends, axis=0) - low[rows])
+        added = max(ADDED, int(np.max(np.sum(many, axis=0)))) if everywhere else ADDED
+        worst = np.argsort(-ends, axis=0)[:added]
         lines = with_more(deltas, lines, worst, rows)
     low = np.nan_to_num(low)
     # for kinds that are not certified only `high` is a bound, and it is kept
