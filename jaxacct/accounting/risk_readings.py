@@ -156,7 +156,7 @@ than this. These rounds begin sooner if a round narrows none of these brackets e
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
 STALLED = 0.8
-"""A row ends if a round leaves more than this share of the width, and the width is "ok" or `everywhere` had tangents."""
+"""A row ends if a round leaves more than this share of the width, and it is "ok" or `everywhere` had tangents."""
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
