@@ -45,7 +45,7 @@ SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
 """Largest value of each quantity. As an upper bound it says nothing."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
 """For each direction, the relation that has only this direction."""
-EPS_POINTS = {"closed_form": 3000, "contour": 1280, "lattice": 800}
+EPS_POINTS = {"closed_form": 3000, "contour": 1280, "two_steps": 1100, "lattice": 800}
 """For each engine, the number of eps in one direction at which it evaluates the profile. A slower engine has fewer."""
 LAST_DELTA = 1e-18
 """The profile is evaluated up to the eps at which delta exceeds the mass at infinity by this much."""
