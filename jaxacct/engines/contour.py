@@ -7,7 +7,6 @@ weighted values of delta at eps + j period, integers j != 0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -44,7 +43,7 @@ LEAST_DELTA = 1e-305
 LOWEST_LOG_DELTA = -700.0
 """If a lower bound of log delta is at most this, the lower bound of delta is 0, because exp would lose digits."""
 BOUND_OUTWARD = 1.0 + 1e-12
-"""Upper bounds of the total variation and of the largest loss are multiplied by this, to cover rounding errors."""
+"""Upper bounds of the largest loss are multiplied by this, to cover rounding errors."""
 DELTA_ROUNDS = 2
 """Number of placements of the split contour for delta. Two suffice, since the best place hardly depends on delta."""
 LADDER = (
@@ -121,12 +120,7 @@ class Contour(Engine):
         parts, delta, slack, floor = question.parts, question.target, question.slack, question.floor
         values = (np.log(delta) + np.log1p(-slack), np.log(delta) + np.log1p(slack))
         known = reach(parts)
-        # if all parts are sampled Gaussians, delta(0) <= `sum n q (2 Phi(1/(2 sigma)) - 1)`
-        variation = np.vectorize(math.erf, otypes=[float])(8.0**-0.5 / parts.gauss_sigma)
-        variation = np.sum(np.where(parts.gauss_n > 0, parts.gauss_n * parts.gauss_q * variation, 0.0), axis=1)
-        zero = known.splits & (parts.mu2 == 0) & (variation * BOUND_OUTWARD <= delta * (1.0 - slack))
-        ceiling = np.where(zero, 0.0, known.largest_loss)
-        found = _climb("epsilon", question, known, values, floor, ceiling, np.maximum(floor, 0.0))
+        found = _climb("epsilon", question, known, values, floor, known.largest_loss, np.maximum(floor, 0.0))
         return Answer(*(np.maximum(end, 0.0) for end in found))  # kernels may return negative ends, but epsilon is >= 0
 
     def delta(self, question: Question) -> Answer:
