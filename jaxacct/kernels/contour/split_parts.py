@@ -344,10 +344,13 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
     """Return upper bounds of log densities at Im u <= alpha. Rows: bulk, jumps. Columns: first and last node."""
     # The sides lie up to half a step outside the grid. The density there is at most the density at the nearest node.
-    sigma, _, sign, low, high = steps
+    # |mix| may fall there, so that its share is taken at the outer ends (`gaussian_errors.shrinking`).
+    sigma, q, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
-    u, loss, posterior = (x[..., [0, -1]] for x in (nodes.u, nodes.loss, nodes.posterior))
-    shrink = 0.5 * log1p(-4.0 * posterior * (1.0 - posterior) * xp.sin(0.5 * alpha / sigma)[..., None] ** 2)
+    u, loss = (x[..., [0, -1]] for x in (nodes.u, nodes.loss))
+    outer = stack(xp, [u[..., 0], u[..., 1] + nodes.gap[..., -1]])
+    share = gaussian_errors.shrinking(sigma[..., None], q[..., None], outer)
+    shrink = 0.5 * log1p(-share * xp.sin(0.5 * alpha / sigma)[..., None] ** 2)
     at = c[..., None]
     grown = xp.where((sign > 0)[..., None], (at + 1.0) * loss, -at * (loss + shrink))
 
