@@ -97,6 +97,40 @@ def test_step_certificate_covers_coarse_grids(sign, log_sigma, log_q, log_c, tur
     assert float(error) <= float(bound) * (1 + 1e-6) + 1e-11
 
 
+def quadrature_error(sigma, q, sign, c, t, points):
+    """(error of the grid's sum for M(c + it), relative to M(c), in extended precision; its certificate)."""
+    grid = tilted_gaussian(*(np.array([x]) for x in (sigma, q, sign, c)), points)
+    low, step = np.longdouble(grid.u[0, 0]), np.longdouble(grid.step[0])
+
+    def of(u):
+        y = u / np.longdouble(sigma) - 0.5 / np.longdouble(sigma) ** 2
+        log_mix = np.log1p(np.longdouble(q) * np.expm1(y))
+        weight = np.exp(np.longdouble(grid.power[0]) * log_mix - 0.5 * u * u)
+        return np.sum(weight), np.sum(weight * np.exp(1j * (np.longdouble(t) * log_mix).astype(np.clongdouble)))
+
+    _, coarse = of(low + step * np.arange(points))
+    total, fine = of(low - 4 + step / 16 * np.arange(16 * points + int(128 / float(step))))
+    law = [np.array([x]) for x in (sigma, q, sign)]
+    certified = gaussian_errors._range_error(*law, grid) + gaussian_errors._step_error(*law, grid, np.array([t]))
+    return float(abs(16 * coarse - fine) / total), float(certified[0])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        (1.186, 5.49e-7, 1.0, 1.801, 1.533e6, 512),
+        (2.102, 0.00144, 1.0, 0.8931, 1.254e4, 576),
+        (2.904, 1.32e-6, 1.0, 2.819, 1.153e7, 192),
+        (1.04, 1.38e-7, 1.0, 0.518, 1.507e5, 64),
+        (4.458, 1.38e-7, -1.0, 8.142e5, 1.079e8, 64),
+    ],
+)
+def test_nodes_at_which_the_phase_turns_too_fast_count_in_full(case):
+    """The certificate said 1e-17, and errors were up to 6e-12: on a line beyond pi/2 the phase is small again."""
+    error, bound = quadrature_error(*case)
+    assert 1e-16 < error <= bound < 1e-6
+
+
 def decay_and_truth(sigma, q, sign, c, turns, points=64):
     """(certified 1 - |phi| beyond a frequency, |phi| on a fan of larger ones, which of those are resolved)."""
     sigma, q, sign, c = map(np.float64, (sigma, q, sign, c))
