@@ -233,7 +233,9 @@ def test_an_answer_that_contradicts_a_theorem_leaves_those_before_it():
 def test_an_upper_end_below_zero_contradicts_nothing():
     """Where delta(0) is below the target, epsilon is 0, and the contour's upper end is negative until it is clipped."""
     bounds = ja.epsilon(
-        ja.dp_sgd([5.0, 1427141.3321317164], [1e-3, 0.0011638808717497767], [100, 37695771171123]), 0.012
+        ja.dp_sgd([5.0, 1427141.3321317164], [1e-3, 0.0011638808717497767], [100, 37695771171123]),
+        0.012,
+        engine="contour",
     )
     assert bounds.upper.tolist() == [0.0, 0.0] and bounds.status.tolist() == ["zero", "zero"]
     assert set(bounds.engine.tolist()) <= {"contour", "closed_form"}

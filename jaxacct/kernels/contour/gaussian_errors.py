@@ -15,7 +15,9 @@ from jaxacct.kernels.law import LossLaw, Tilted, finite_weights, laplace_log_m, 
 LEVELS = 20
 """Number of level sets about each mode of a density. More level sets would narrow the bound by little."""
 FAST = 0.7
-"""Share of a full turn in a step of the grid above which a node counts as turning too fast."""
+"""Share of a full turn in a step of the grid above which a node of negligible weight is left out of the path."""
+NEGLIGIBLE = 1e-12
+"""Weight up to which a node may be left out of the path."""
 ROUNDED_DOWN = 0.999
 """Factor on the masses of level sets. It makes them lower bounds although the heights have errors of up to 2.5e-4."""
 FIRST_SIDE_LOBE = 0.217235
@@ -70,17 +72,20 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
         z[..., None] * (odds / (1.0 + odds) * off[..., None] + 4.0 * LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
         + 16.0 * SMALLEST_NORMAL * t_max[..., None]
     )
-    # At `fast` nodes, which are the last ones, e^{itL} may turn too far in a step. The path ends before them, and their
-    # mass counts in full. Half a step behind a node, where the path may end, the posterior is at most `most`.
-    most = xp.minimum(ROUNDED_UP * t.posterior * xp.exp(0.5 * t.step / sigma)[..., None], 1.0)
-    fast = xp.where(most <= 0.5, most, 1.0) * (t_max * t.step / sigma)[..., None] > FAST * 2.0 * xp.pi
+    # At `fast` nodes, the last ones, e^{itL} may turn too far in a step. The path ends before them. Their mass counts.
+    index, half_step = xp.arange(t.u.shape[-1]), xp.exp(0.5 * t.step / sigma)
+    heavy = t.weight > NEGLIGIBLE
+    fast = t.posterior * (half_step * t_max * t.step / sigma)[..., None] > FAST * 2.0 * xp.pi
+    fast = fast & (index > xp.max(xp.where(heavy, index, 0), axis=-1)[..., None])
     kept = xp.concatenate([xp.ones_like(fast[..., :1]), ~fast], axis=-1)
-    behind = xp.arange(t.u.shape[-1]) - xp.sum(~fast, axis=-1)[..., None] + 1  # 0 at the last node before the end
+    last = xp.sum(~fast, axis=-1) - 1
+    odds_at_end = pick(xp, odds, last + 1) * half_step
     mass = xp.exp(t.step**2 / 8.0)[..., None] * t.weight  # a cell between nodes has at most the mass of its heavier end
-    at_end = xp.max(xp.where((behind == 0) | (behind == 1), mass, 0.0), axis=-1)
+    behind = index - last[..., None]
+    feet = mass[..., 0] + xp.max(xp.where((behind == 0) | (behind == 1), mass, 0.0), axis=-1)
     beyond = xp.where(xp.any(fast, axis=-1), 3.0 * xp.sum(xp.where(behind >= 0, mass, 0.0), axis=-1), 0.0)
     widest = xp.pi * sigma
-    steepest = xp.max(t.posterior * ((t.weight > 1e-12) & ~fast), axis=-1)
+    steepest = xp.max(t.posterior * heavy, axis=-1)
     wanted = xp.minimum(2.0 * xp.pi / t.step - t_max * steepest / sigma, 9.5)
     # Three heights of the line are tried, as shares of the height that seems best. Each height gives a valid bound.
     shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray((0.5, 0.8, 0.95))
@@ -105,9 +110,12 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     error = 0.5 * alpha**2 + whole - t.log_m[..., None] + xp.log(2.0) - decay - log1p(-xp.exp(-decay))
     # On the path's sides a convex function, 0 at the foot and `rise` at the top, bounds the log of the integrand.
     shrunk = xp.max(xp.where(kept[..., None, :], (loss - lowest)[..., 1:], 0.0), axis=-1)
-    rise = 0.5 * alpha**2 + xp.maximum(-t.power, 0.0)[..., None] * shrunk - (1.0 - FAST) * decay
-    side = xp.where(rise < -1.0, 2.0 * at_end[..., None] * alpha / (step * xp.maximum(-rise, 1.0)), xp.inf)
-    return xp.min(xp.exp(error) + side, axis=-1) + beyond
+    angle, o = angle[..., 0], odds_at_end[..., None]
+    argument = xp.maximum(o / (1.0 + o) * angle, xp.arctan2(o * xp.sin(angle), 1.0 + o * xp.cos(angle)))
+    rise = 0.5 * alpha**2 + xp.maximum(-t.power, 0.0)[..., None] * shrunk - decay
+    rise = xp.minimum(rise + ((1.0 + 8.0 * off) * t_max)[..., None] * argument, 600.0)
+    side = 2.0 * feet[..., None] * alpha / step * xp.where(rise < -1.0, -1.0 / rise, xp.exp(xp.maximum(rise, 0.0)))
+    return ROUNDED_UP * (xp.min(xp.exp(error) + side, axis=-1) + beyond)
 
 
 def points_needed(sigma: Array, t: Tilted, t_max: Array) -> Array:
