@@ -35,7 +35,7 @@ ROUNDED_UP = 1.001
 
 
 def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
-    """Bound, relative to M(c), the tilted mass outside the grid plus integrals on the sides of `_step_error`'s path."""
+    """Bound the tilted mass outside the grid, relative to M(c)."""
     xp = namespace(t.u)
     lo, hi, a = t.u[..., 0], t.u[..., -1], t.power
     second = xp.log(q) + a * (a - 1.0) / (2.0 * sigma**2)
@@ -48,8 +48,7 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
     log_tail = xp.where(beyond > 0, -xp.log(2.0) - 0.5 * beyond**2, 0.0)
     tail = xp.exp(log_size - t.log_m[..., None] + log_tail)
     adding = tail[..., 4] + xp.minimum(tail[..., 5], tail[..., 6])
-    # 1 + 2 TALLEST_LINE also covers the integrals along the path's two sides, from the shifted line to the real axis
-    return (1.0 + 2.0 * TALLEST_LINE) * xp.where(sign > 0, xp.sum(tail[..., :4], axis=-1), adding)
+    return xp.where(sign > 0, xp.sum(tail[..., :4], axis=-1), adding)
 
 
 def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) -> Array:
