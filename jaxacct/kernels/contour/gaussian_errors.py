@@ -14,7 +14,7 @@ from jaxacct.kernels.law import LossLaw, Tilted, finite_weights, laplace_log_m, 
 
 LEVELS = 20
 """Number of level sets about each mode of a density. More level sets would narrow the bound by little."""
-FAST = 0.7
+FAST = 0.95
 """Share of a full turn in a step of the grid above which a node of negligible weight is left out of the path."""
 NEGLIGIBLE = 1e-12
 """Weight up to which a node may be left out of the path."""
