@@ -104,6 +104,13 @@ def test_the_reference_values_are_bracketed(row):
             assert ja.verify(run, wrong, delta=delta, relation=relation).status == "refuted"
 
 
+def test_a_plan_that_fails_leaves_the_claim_to_other_methods():
+    """Planning raised ValueError: floats did not find where the integrand of a step is large."""
+    run, epsilon = ja.dp_sgd(0.056415735869475986, 0.00046005281843459854, 49), 0.0015269844461234115
+    answer = ja.delta(run, epsilon, relation="add_one")
+    assert ja.verify(run, answer, epsilon=epsilon, relation="add_one", seconds=20.0).status == "verified"
+
+
 def test_each_way_to_answer_without_a_contour_has_a_case():
     kinds = kinds_of(components(ja.Gaussian(1.0), "add_one", "add"))
     no = np.array([False])

@@ -15,6 +15,7 @@ from scipy.special import log_ndtr
 
 from jaxacct.verification.ball_arithmetic import (
     PRODUCTS_AT_A_TIME,
+    Unplanned,
     acb,
     arb,
     between,
@@ -425,6 +426,8 @@ class SampledGaussian:
             u = np.linspace(low[0], high[0], 2001)
             inside.append(u[self._log_density(u) + exponent * self._log_mix(u) - mean > -wanted - 3.0])
         kept = np.concatenate(inside)
+        if not kept.size:
+            raise Unplanned("its largest outputs are not found in floats")
         first, last = self._steep(-0.5, -1), max(self._steep(0.5, 1), 0.0)
         return arb(min(float(kept.min()) - 0.1, first)), arb(max(float(kept.max()) + 0.1, last))
 
