@@ -98,7 +98,7 @@ def test_step_certificate_covers_coarse_grids(sign, log_sigma, log_q, log_c, tur
 
 
 def quadrature_error(sigma, q, sign, c, t, points):
-    """(error of the grid's sum for M(c + it), relative to M(c), in extended precision; its certificate)."""
+    """Return the error of the grid's sum for M(c + it), relative to M(c), in long double, and its certificate."""
     grid = tilted_gaussian(*(np.array([x]) for x in (sigma, q, sign, c)), points)
     low, step = np.longdouble(grid.u[0, 0]), np.longdouble(grid.step[0])
 

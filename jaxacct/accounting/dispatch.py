@@ -119,10 +119,8 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
     answer, used, contradicted = side
     left = asked & ~question.kinds.beyond_kernels  # rows that engines may still be asked about
     if quantity == "epsilon" and engine == "auto":
-        with np.errstate(
-            invalid="ignore"
-        ):  # if delta is the mass at infinity, the target is 0 and the slack may be inf
-            safe = question.target * (1.0 - question.slack) * (1.0 - 4.0 * ROUNDOFF)
+        # the slack may be inf where the target is 0
+        safe = question.target * (1.0 - np.minimum(question.slack, 1.0)) * (1.0 - 4.0 * ROUNDOFF)
         zero = left & (quick_bounds.total_variation(parts) <= safe)
         used[zero] = "theorem"
         for end in answer:

@@ -151,12 +151,12 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 ROUNDS = 14
 """Largest number of rounds that add tangents where the upper bound of mu is largest."""
 MOST_TANGENTS = 300
-"""Brackets not yet "ok" then get rounds that add a tangent to every cell that matters, until a row has more tangents
+"""Brackets that are not "ok" by then get rounds that add tangents to many cells at once, until a row has more tangents
 than this. These rounds begin sooner if a round narrows none of these brackets enough (`STALLED`)."""
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
 STALLED = 0.8
-"""A row ends if a round leaves more than this share of the width, and it is "ok" or `everywhere` had tangents."""
+"""A row ends if a round leaves more than this share of the width, and it is "ok" or many cells got a tangent."""
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004
@@ -199,7 +199,7 @@ def gaussian_fit(
     first = lines = _lines(deltas, at, rows)
     low = least_mu(rate, lines[1, 0], floor)
     high = np.full(size, np.inf)
-    everywhere = False  # whether every cell that matters gets a tangent
+    everywhere = False  # whether each cell that limits the bracket gets a tangent
     for turn in itertools.count():
         most, ends, edges = largest_mu(lines, floor[rows])
         before = high[rows] - low[rows]
@@ -214,7 +214,7 @@ def gaussian_fit(
             break
         everywhere = everywhere or turn >= ROUNDS or bool(stalled[~done].all())
         rows, lines, ends = rows[~done], lines[:, :, ~done], ends[:, ~done]
-        # a tangent midway leaves about a quarter of what a cell has above the true mu
+        # A tangent in a cell's middle leaves about a quarter of the cell's error, so smaller errors can wait.
         many = ends - low[rows] > 0.25 * (np.max(ends, axis=0) - low[rows])
         added = max(ADDED, int(np.max(np.sum(many, axis=0)))) if everywhere else ADDED
         worst = np.argsort(-ends, axis=0)[:added]

@@ -131,7 +131,7 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
     above = (d > 0) & ~after[crossed]
     d = xp.where(above, d, 0.0)
     f = xp.where(above, -xp.exp(-theta * d) * xp.expm1(-d), 0.0)
-    # squares are taken of numbers divided by `largest`, which is at least f. 1e-290 is for those that underflow
+    # Numbers are divided by `largest`, which is at least f, before they are squared. 1e-290 exceeds what underflows.
     largest = xp.maximum(xp.maximum(xp.max(f), xp.max(by_x + by_y)), 1e-300)
     u, v, w = by_x / largest, by_y / largest, f / largest
     squares = [xp.sum(ends * ends * rise**power) for power in (0, 1, 2)]

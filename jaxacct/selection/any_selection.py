@@ -76,7 +76,7 @@ class AnySelection(Mechanism):
         return self._answer(quantity, run, values, relation, rtol)
 
     def _total_variation(self, run: Mechanism) -> np.ndarray:
-        """Return an upper bound of delta(0), E[K] times the base's: k candidates have at most k times one's."""
+        """Return an upper bound of delta(0): E[K] times the base's, since k candidates have at most k times as much."""
         each = [components(run, "add_or_remove_one", side) for side in ("remove", "add")]
         most = [quick_bounds.total_variation(parts) + parts.delta_infinity for parts in each]
         with np.errstate(invalid="ignore"):

@@ -21,7 +21,7 @@ _LOCK = threading.RLock()
 _CLOCK = threading.local()
 """Holds a `deadline` for each thread. Once `time.monotonic()` is past it, `tick` raises OutOfTime."""
 PRODUCTS_AT_A_TIME = 2_000_000
-"""Largest number of products in one product of matrices, for `tick` cannot be called meanwhile."""
+"""Largest number of multiplications in one product of matrices. `tick` cannot be called during a product."""
 
 
 class NotCovered(Exception):

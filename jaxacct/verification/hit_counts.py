@@ -1,4 +1,4 @@
-"""Sampled Gaussian steps with little noise: encloses delta by a sum over the number of steps that hit the record.
+"""Encloses delta of sampled Gaussian steps with little noise, by a sum over the number of steps that hit the record.
 
 Proof: README.md of this folder, "Little noise".
 """

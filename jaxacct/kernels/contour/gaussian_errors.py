@@ -71,7 +71,8 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
         z[..., None] * (odds / (1.0 + odds) * off[..., None] + 4.0 * LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
         + 16.0 * SMALLEST_NORMAL * t_max[..., None]
     )
-    # At `fast` nodes, the last ones, e^{itL} may turn too far in a step. The path ends before them. Their mass counts.
+    # The phase of e^{itL} turns too far in a step at the last nodes, `fast`. The path ends before them, and their mass
+    # is added to the error.
     index, half_step = xp.arange(t.u.shape[-1]), xp.exp(0.5 * t.step / sigma)
     heavy = t.weight > NEGLIGIBLE
     fast = t.posterior * (half_step * t_max * t.step / sigma)[..., None] > FAST * 2.0 * xp.pi
@@ -107,7 +108,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     whole = top + xp.log(xp.sum(xp.exp(exponent - top[..., None]), axis=-1) * step) - 0.5 * xp.log(2.0 * xp.pi)
     decay = 2.0 * xp.pi * alpha / step
     error = 0.5 * alpha**2 + whole - t.log_m[..., None] + xp.log(2.0) - decay - log1p(-xp.exp(-decay))
-    # On the path's sides a convex function, 0 at the foot and `rise` at the top, bounds the log of the integrand.
+    # Along a side the log of the integrand rises by at most a convex function. It is 0 at the foot, `rise` at the top.
     shrunk = xp.max(xp.where(kept[..., None, :], (loss - lowest)[..., 1:], 0.0), axis=-1)
     angle, o = angle[..., 0], odds_at_end[..., None]
     argument = xp.maximum(o / (1.0 + o) * angle, xp.arctan2(o * xp.sin(angle), 1.0 + o * xp.cos(angle)))
