@@ -51,6 +51,36 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
     return xp.where(sign > 0, xp.sum(tail[..., :4], axis=-1), adding)
 
 
+class _PathEnd(NamedTuple):
+    """Where the path of integration returns to the real axis, and what is left outside (kernels/README.md, section 3).
+
+    The path ends before the last nodes if the phase of e^{itL} turns too far in a step there.
+    """
+
+    kept: Array  # (X + 1,) whether a cell lies below the path; cells lie between nodes, one more outside either end
+    odds: Array  # () odds at the right side of the path
+    feet: Array  # () masses of the heavier cells beside the feet of both sides, added up
+    beyond: Array  # () bound of the mass of the nodes left out, and of the integral over their cells
+
+
+def _path_end(t: Tilted, odds: Array, sigma: Array, t_max: Array) -> _PathEnd:
+    """Return where the path ends for |t| <= t_max. `odds` are those at all nodes and a step outside either end."""
+    xp = namespace(t.u, t_max)
+    index, half_step = xp.arange(t.u.shape[-1]), xp.exp(0.5 * t.step / sigma)
+    last_heavy = xp.max(xp.where(t.weight > NEGLIGIBLE, index, 0), axis=-1)
+    fast = t.posterior * (half_step * t_max * t.step / sigma)[..., None] > FAST * 2.0 * xp.pi
+    fast = fast & (index > last_heavy[..., None])
+    last = xp.sum(~fast, axis=-1) - 1
+    behind = index - last[..., None]
+    mass = xp.exp(t.step**2 / 8.0)[..., None] * t.weight  # a cell between nodes has at most the mass of its heavier end
+    return _PathEnd(
+        kept=xp.concatenate([xp.ones_like(fast[..., :1]), ~fast], axis=-1),
+        odds=pick(xp, odds, last + 1) * half_step,
+        feet=mass[..., 0] + xp.max(xp.where((behind == 0) | (behind == 1), mass, 0.0), axis=-1),
+        beyond=xp.where(xp.any(fast, axis=-1), 3.0 * xp.sum(xp.where(behind >= 0, mass, 0.0), axis=-1), 0.0),
+    )
+
+
 def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) -> Array:
     """Bound the trapezoid error, relative to M(c), for every |t| <= t_max, on the shifted line x + i alpha."""
     xp = namespace(t.u, t_max)
@@ -71,21 +101,9 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
         z[..., None] * (odds / (1.0 + odds) * off[..., None] + 4.0 * LOG_MIX_UNITS * ROUNDOFF * xp.abs(loss))
         + 16.0 * SMALLEST_NORMAL * t_max[..., None]
     )
-    # The phase of e^{itL} turns too far in a step at the last nodes, `fast`. The path ends before them, and their mass
-    # is added to the error.
-    index, half_step = xp.arange(t.u.shape[-1]), xp.exp(0.5 * t.step / sigma)
-    heavy = t.weight > NEGLIGIBLE
-    fast = t.posterior * (half_step * t_max * t.step / sigma)[..., None] > FAST * 2.0 * xp.pi
-    fast = fast & (index > xp.max(xp.where(heavy, index, 0), axis=-1)[..., None])
-    kept = xp.concatenate([xp.ones_like(fast[..., :1]), ~fast], axis=-1)
-    last = xp.sum(~fast, axis=-1) - 1
-    odds_at_end = pick(xp, odds, last + 1) * half_step
-    mass = xp.exp(t.step**2 / 8.0)[..., None] * t.weight  # a cell between nodes has at most the mass of its heavier end
-    behind = index - last[..., None]
-    feet = mass[..., 0] + xp.max(xp.where((behind == 0) | (behind == 1), mass, 0.0), axis=-1)
-    beyond = xp.where(xp.any(fast, axis=-1), 3.0 * xp.sum(xp.where(behind >= 0, mass, 0.0), axis=-1), 0.0)
+    end = _path_end(t, odds, sigma, t_max)
     widest = xp.pi * sigma
-    steepest = xp.max(t.posterior * heavy, axis=-1)
+    steepest = xp.max(t.posterior * (t.weight > NEGLIGIBLE), axis=-1)
     wanted = xp.minimum(2.0 * xp.pi / t.step - t_max * steepest / sigma, 9.5)
     # Three heights of the line are tried, as shares of the height that seems best. Each height gives a valid bound.
     shifts = xp.minimum(widest, wanted)[..., None] * xp.asarray((0.5, 0.8, 0.95))
@@ -102,26 +120,26 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     grown = t.power[..., None, None] * xp.where((sign > 0)[..., None, None], upper, lowest[..., :-1])
     turned = ((1.0 + 8.0 * off) * t_max)[..., None, None] * argument
     exponent = grown + turned + (xp.maximum(blurred[..., :-1], blurred[..., 1:]) - 0.5 * nearest**2)[..., None, :]
-    exponent = xp.where(kept[..., None, :], exponent, -xp.inf)
+    exponent = xp.where(end.kept[..., None, :], exponent, -xp.inf)
     top = xp.max(exponent, axis=-1)
     step = t.step[..., None]
     whole = top + xp.log(xp.sum(xp.exp(exponent - top[..., None]), axis=-1) * step) - 0.5 * xp.log(2.0 * xp.pi)
     decay = 2.0 * xp.pi * alpha / step
     error = 0.5 * alpha**2 + whole - t.log_m[..., None] + xp.log(2.0) - decay - log1p(-xp.exp(-decay))
     # Along a side the log of the integrand rises by at most a convex function. It is 0 at the foot, `rise` at the top.
-    shrunk = xp.max(xp.where(kept[..., None, :], (loss - lowest)[..., 1:], 0.0), axis=-1)
-    angle, o = angle[..., 0], odds_at_end[..., None]
+    shrunk = xp.max(xp.where(end.kept[..., None, :], (loss - lowest)[..., 1:], 0.0), axis=-1)
+    angle, o = angle[..., 0], end.odds[..., None]
     argument = xp.maximum(o / (1.0 + o) * angle, xp.arctan2(o * xp.sin(angle), 1.0 + o * xp.cos(angle)))
     rise = 0.5 * alpha**2 + xp.maximum(-t.power, 0.0)[..., None] * shrunk - decay
     rise = xp.minimum(rise + ((1.0 + 8.0 * off) * t_max)[..., None] * argument, 600.0)
-    side = 2.0 * feet[..., None] * alpha / step * xp.where(rise < -1.0, -1.0 / rise, xp.exp(xp.maximum(rise, 0.0)))
-    return ROUNDED_UP * (xp.min(xp.exp(error) + side, axis=-1) + beyond)
+    side = 2.0 * end.feet[..., None] * alpha / step * xp.where(rise < -1.0, -1.0 / rise, xp.exp(xp.maximum(rise, 0.0)))
+    return ROUNDED_UP * (xp.min(xp.exp(error) + side, axis=-1) + end.beyond)
 
 
 def points_needed(sigma: Array, t: Tilted, t_max: Array) -> Array:
     """Return the number of points that make `_step_error` negligible at t_max."""
     xp = namespace(t.u, t_max)
-    turning = t_max * xp.max(t.posterior * (t.weight > 1e-14), axis=-1) / sigma
+    turning = t_max * xp.max(t.posterior * (t.weight > NEGLIGIBLE), axis=-1) / sigma
     reach = xp.minimum(9.0, 0.95 * xp.pi * sigma)
     return (t.u[..., -1] - t.u[..., 0]) * (turning + 0.5 * reach + 45.0 / reach) / (2.0 * xp.pi)
 
