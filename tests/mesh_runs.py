@@ -293,7 +293,10 @@ def move(folder, _):
 
 
 def noise(_, __):
-    """Print sharded noise's collectives, and its temporary bytes (ratio) and draws (difference) against one device."""
+    """Print sharded noise's collectives, its scratch memory and one device's, and how far its draws are off those.
+
+    Scratch memory is given as a multiple of the whole tree's bytes.
+    """
     import re
 
     import jax
@@ -307,7 +310,7 @@ def noise(_, __):
 
     key = key_from_bytes(KEY)
     tree = {
-        name: jnp.zeros(shape) for name, shape in {"a": (512, 256), "b": (7, 128, 3), "c": (9,), "d": (12, 100)}.items()
+        name: jnp.zeros(shape) for name, shape in {"a": (2048, 512), "b": (7, 128, 3), "c": (9,), "d": (12, 100)}.items()
     }
     alone = jax.jit(noise.add).lower(key, tree, 1.0).compile()
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))
@@ -327,8 +330,9 @@ def noise(_, __):
             there = numbers % 32 * units + numbers // 32
             both = there < size  # if 32 units > size, the two layouts leave out different draws
             off = max(off, float(np.abs(flat[both] - np.asarray(one[name]).reshape(-1)[there[both]]).max()))
-        sizes = [each.memory_analysis().temp_size_in_bytes for each in (program, alone)]
-        told.append([crossing, sizes[0] / sizes[1], off])
+        model = sum(leaf.nbytes for leaf in tree.values())
+        shares = [each.memory_analysis().temp_size_in_bytes / model for each in (program, alone)]
+        told.append([crossing, *shares, off])
     print(json.dumps(told))
 
 

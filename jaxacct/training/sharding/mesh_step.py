@@ -17,7 +17,7 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.clipped_sum import Clipped, wide
 from jaxacct.training.sampling.sampler import Selection
 from jaxacct.training.step.models import Untrained, join_model
-from jaxacct.training.step.noise import UNIT, draws_of_units
+from jaxacct.training.step.noise import UNIT, with_noise
 from jaxacct.training.step.step_function import (
     Carried,
     Correlated,
@@ -156,11 +156,10 @@ def sharded_noise(mesh: Mesh, specs: Any) -> Callable[[Any, Any, Any], Any]:
             dtypes, noisy = [wide(part.dtype) for part in parts], list(parts)
             for dtype in dict.fromkeys(dtypes):
                 mine = {place: runs[place] for place, own in enumerate(dtypes) if own == dtype}
-                units = {place: run.units for place, run in mine.items()}
-                first = jnp.stack([run.first // UNIT for run in mine.values()]).astype(jnp.int32)
-                for place, draws in draws_of_units(words, units, len(parts), dtype, first):
-                    own = runs[place].cut(draws, parts[place].shape)
-                    noisy[place] = parts[place].astype(dtype) + jnp.asarray(std, dtype) * own
+                zeros = {place: jnp.zeros((UNIT, run.units), dtype) for place, run in mine.items()}
+                first = {place: run.first // UNIT for place, run in mine.items()}
+                for place, draws in with_noise(words, zeros, jnp.asarray(std, dtype), len(parts), first).items():
+                    noisy[place] = parts[place].astype(dtype) + runs[place].cut(draws, parts[place].shape)
             return tuple(noisy)
 
         on_each = jax.shard_map(local, mesh=mesh, in_specs=(P(), P(), *cuts), out_specs=cuts, check_vma=False)

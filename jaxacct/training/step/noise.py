@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hmac
 import math
-from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -60,16 +60,21 @@ def add(key: Any, tree: Any, std: Any) -> Any:
     leaves, structure = jax.tree_util.tree_flatten(tree)
     words, dtypes, noisy = key_words(key), [wide(leaf.dtype) for leaf in leaves], list(leaves)
     for dtype in dict.fromkeys(dtypes):
-        places = [place for place, own in enumerate(dtypes) if own == dtype]
-        drawn = _drawn(words, {place: leaves[place].shape for place in places}, len(leaves), dtype)
-        for place, draw in drawn.items():
-            noisy[place] = leaves[place].astype(dtype) + jnp.asarray(std, dtype) * draw
+        rows = {place: _rows(leaves[place].astype(dtype)) for place, own in enumerate(dtypes) if own == dtype}
+        for place, own in with_noise(words, rows, jnp.asarray(std, dtype), len(leaves)).items():
+            noisy[place] = own.reshape(-1)[: leaves[place].size].reshape(leaves[place].shape)
     return jax.tree_util.tree_unflatten(structure, noisy)
 
 
 def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
     """Draw standard normals as `add` does for a single leaf.  Box and Muller's method makes two draws from 96 bits."""
-    return _drawn(key_words(key), {0: shape}, 1, jnp.dtype(dtype))[0]
+    return add(key, jnp.zeros(shape, dtype), 1.0)
+
+
+def _rows(leaf: Any) -> Any:
+    """Return an array's entries as 32 rows, a column for each unit of noise; zeros fill the last row up."""
+    units = -(-leaf.size // UNIT)
+    return jnp.pad(leaf.reshape(-1), (0, UNIT * units - leaf.size)).reshape(UNIT, units)
 
 
 def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
@@ -79,50 +84,77 @@ def rounded(words: Any, purpose: int, std: Fraction) -> np.int32:
     return np.int32((drawn + 2**31) % 2**32 - 2**31)
 
 
-def _drawn(words: Any, shapes: dict[int, tuple[int, ...]], leaves: int, dtype: Any) -> dict[int, Any]:
-    """Draw standard normals for the leaves in `shapes`, {index of leaf: shape}, of a pytree with `leaves` leaves."""
-    sizes = {place: math.prod(shape) for place, shape in shapes.items()}
-    drawn = draws_of_units(words, {place: -(-size // UNIT) for place, size in sizes.items()}, leaves, dtype)
-    return {place: own.reshape(-1)[: sizes[place]].reshape(shapes[place]) for place, own in drawn}
+def with_noise(
+    words: Any, arrays: dict[int, Any], std: Any, leaves: int, first: dict[int, Any] | None = None
+) -> dict[int, Any]:
+    """Return `arrays` plus `std` times normals.  Keys are indices of leaves in a pytree with `leaves` leaves.
 
-
-def draws_of_units(
-    words: Any, units: dict[int, int], leaves: int, dtype: Any, first: Any = None
-) -> Iterator[tuple[int, Any]]:
-    """Yield each leaf's index and normals of shape (32, its `units`), with units numbered from 0, or from `first`."""
-    begins = np.cumsum([0, *units.values()])
-    total = int(begins[-1])
-    if total >= 2**31:  # units are counted in int32
+    An array has shape (32, units).  Its units are numbered from 0, or from its number in `first`.  On a CPU, large
+    arrays change in place, and all others are joined.  Elsewhere all are joined, since a GPU's host waits for branches.
+    """
+    count = sum(array.shape[1] for array in arrays.values())
+    if count >= 2**31:  # units are counted in int32
         raise InputError(
-            f"{UNIT * total} entries must be < 2**36 in one call; add noise to parts, each with its own key"
+            f"{UNIT * count} entries must be < 2**36 in one call; add noise to parts, each with its own key"
         )
-    pieces = max(1, -(-total // (_PIECE_ON_CPU if jax.default_backend() == "cpu" else _PIECE)))
-    each = -(-total // pieces)
+    on_cpu, dtype = jax.default_backend() == "cpu", std.dtype
+    pieces = max(1, -(-count // (_PIECE_ON_CPU if on_cpu else _PIECE)))
+    each = -(-count // pieces)
     if each > 48:  # a multiple of 16 fills XLA's vectors and compiles in half the time
         each += -each % 16
-
-    def piece(number: Any) -> Any:
-        at = number * each + jnp.arange(each, dtype=jnp.int32)
-        leaf = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), at, side="right")
-        zero = jnp.asarray(begins, jnp.int32)  # for each leaf, the value of `at` that gives counter 0
-        if first is not None:
-            zero -= jnp.append(first, 0)
-        counter = (at - zero[leaf]).astype(jnp.uint32)
-        place = jnp.asarray([*units, leaves], jnp.uint32)[leaf]
-        thirds = jnp.repeat(jnp.arange(3, dtype=jnp.uint32), each)
-        high, low, turn = jnp.split(noise_words(words, jnp.tile(counter, 3), jnp.tile(place, 3), thirds), 3, axis=1)
-        return jnp.concatenate(from_bits(high, low, turn, dtype))
-
-    if pieces == 1:
-        flat = piece(0)
-    else:
-        put = lambda i, flat: jax.lax.dynamic_update_slice_in_dim(flat, piece(i), i * each, axis=1)
-        flat = jax.lax.fori_loop(0, pieces, put, jnp.zeros((UNIT, pieces * each), dtype))
+    large = [place for place, array in arrays.items() if on_cpu and pieces > 1 and array.shape[1] >= each]
+    small = [place for place in arrays if place not in large]
+    order = large + small
+    begins = np.cumsum([0, *(arrays[place].shape[1] for place in order)])
     starts = begins[:-1].tolist()
     if pieces > 1 and len(starts) > 1:  # in all other cases the starts stay constants, which compile fast
         starts = as_data(unfolded_true([words]), starts)
-    own = lambda at, count: jax.lax.dynamic_slice_in_dim(flat, at, count, 1, allow_negative_indices=False)
-    yield from ((place, own(at, count)) for at, (place, count) in zip(starts, units.items(), strict=True))
+    targets = [arrays[place] for place in large]
+    if small:
+        joined = jnp.concatenate([arrays[place] for place in small], axis=1)
+        whole = max(joined.shape[1], each) if large else pieces * each
+        targets.append(jnp.pad(joined, ((0, 0), (0, whole - joined.shape[1]))))
+
+    def piece(begin: Any) -> Any:
+        at = begin + jnp.arange(each, dtype=jnp.int32)
+        own = jnp.searchsorted(jnp.asarray(begins[1:], jnp.int32), at, side="right")
+        zero = jnp.asarray(begins, jnp.int32)  # for each array, the value of `at` that gives counter 0
+        if first is not None:
+            zero -= jnp.stack([*(first[place].astype(jnp.int32) for place in order), jnp.int32(0)])
+        counter = (at - zero[own]).astype(jnp.uint32)
+        place = jnp.asarray([*order, leaves], jnp.uint32)[own]
+        thirds = jnp.repeat(jnp.arange(3, dtype=jnp.uint32), each)
+        high, low, turn = jnp.split(noise_words(words, jnp.tile(counter, 3), jnp.tile(place, 3), thirds), 3, axis=1)
+        return std * jnp.concatenate(from_bits(high, low, turn, dtype))
+
+    columns = partial(jax.lax.dynamic_slice_in_dim, slice_size=each, axis=1)
+    put = partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
+
+    def add_piece(number: Any, now: tuple[Any, list[Any]]) -> tuple[Any, list[Any]]:
+        (room, targets), begin = now, number * each
+        if not large:
+            return room, [put(target, columns(target, begin) + piece(begin), begin) for target in targets]
+        room = put(room, piece(begin), each)
+
+        def change(target: Any, at: Any, of_piece: Any) -> Any:
+            return put(target, columns(target, at) + columns(room, each + of_piece), at)
+
+        def changed(target: Any, start: Any) -> Any:
+            """Add the columns of the piece that are the target's.  The target's first column is `start`."""
+            at = jnp.clip(begin - start, 0, target.shape[1] - each)
+            some = (begin - start > -each) & (begin - start < target.shape[1])
+            return jax.lax.cond(some, change, lambda target, *_: target, target, at, at + start - begin)
+
+        return room, [changed(*pair) for pair in zip(targets, starts, strict=False)]
+
+    room = jnp.zeros((UNIT, 3 * each if large else 0), dtype)  # a piece lies in the middle, between zeros
+    now = room, targets
+    _, targets = add_piece(0, now) if pieces == 1 else jax.lax.fori_loop(0, pieces, add_piece, now)
+    found = dict(zip(large, targets, strict=False))
+    for start, place in zip(starts[len(large) :], small, strict=True):
+        at, units = start - starts[len(large)], arrays[place].shape[1]
+        found[place] = jax.lax.dynamic_slice_in_dim(targets[-1], at, units, 1, allow_negative_indices=False)
+    return found
 
 
 def from_bits(high: Any, low: Any, turn: Any, dtype: Any) -> tuple[Any, Any]:
