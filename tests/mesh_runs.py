@@ -310,7 +310,8 @@ def noise(_, __):
 
     key = key_from_bytes(KEY)
     tree = {
-        name: jnp.zeros(shape) for name, shape in {"a": (2048, 512), "b": (7, 128, 3), "c": (9,), "d": (12, 100)}.items()
+        name: jnp.zeros(shape)
+        for name, shape in {"a": (2048, 512), "b": (7, 128, 3), "c": (9,), "d": (12, 100)}.items()
     }
     alone = jax.jit(noise.add).lower(key, tree, 1.0).compile()
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("x", "y"))

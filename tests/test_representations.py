@@ -50,6 +50,37 @@ def test_sampled_gaussian_moments(sigma, q, direction):
         assert high[0] - low[0] <= 1e-6 * abs(float(truth))
 
 
+@flint.ctx.workprec(260)
+def log_moment_by_trapezoids(sigma, q, power):
+    """log E_Q[mix^power] of a sampled Gaussian, for power > 1; the rule's error and its ends are below e^-110."""
+    s, q, p = 1 / arb(sigma), arb(q), arb(power)
+    height = min(0.8 * np.pi * sigma, 8.0)
+    step = arb(2 * np.pi * height / (110.0 + 0.5 * height**2))
+    low, high = (int(end / float(step)) for end in (-25.0, power / sigma + 25.0))
+    total = arb(0)
+    for k in range(low, high + 1):
+        u = step * k
+        mix = 1 - q + q * (s * u - s * s / 2).exp()
+        total += (-u * u / 2).exp() * (mix**p - 1 - p * (mix - 1))
+    return (1 + total * step / (2 * arb.pi()).sqrt()).log()
+
+
+MOMENTS = [(23.063609501697528, 2.4179160419261338e-11, 6749.375967282199), (5.5864, 3.4148e-12, 1452.0)]
+"""(sigma, q, c): both ends, or one of them, were false, since the rounding of the nodes' places was left out."""
+
+
+def test_moments_of_rare_samples_at_large_orders():
+    rng = np.random.default_rng(11)
+    cases = list(MOMENTS)
+    for _ in range(40):  # about the order at which hits begin to decide
+        sigma, q = np.exp(rng.uniform(0.0, np.log(30.0))), 10.0 ** -rng.uniform(2.0, 14.0)
+        cases.append((sigma, q, rng.uniform(0.2, 1.6) * 2.0 * sigma**2 * -np.log(q)))
+    for sigma, q, c in cases:
+        low, high = log_moments(components(ja.dp_sgd(sigma, q, 1), BOTH, "remove"), np.array([c]))
+        truth = log_moment_by_trapezoids(sigma, q, c + 1.0)
+        assert low[0] <= truth <= high[0], (sigma, q, c)
+
+
 def test_every_kind_of_part_has_its_moment():
     # a kind of part that is added to Components must also be added to moments, renyi, characteristic and profile
     kinds = {name.split("_")[0] for name in Components._fields}

@@ -34,7 +34,9 @@ def four_devices(tmp_path_factory):
 def test_noise_is_the_same_wherever_it_is_drawn_and_nothing_crosses_devices(four_devices):
     for crossing, scratch, alone, off in four_devices[0]:
         assert crossing == [] and off <= 1e-6
-        assert scratch <= 0.45 and alone <= 0.25  # one device adds noise in place; four have a quarter of the draws each
+        assert (
+            scratch <= 0.45 and alone <= 0.25
+        )  # one device adds noise in place; four have a quarter of the draws each
 
 
 def test_a_mesh_of_one_device_trains():

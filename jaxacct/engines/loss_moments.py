@@ -29,7 +29,8 @@ MOST_NODES = 2**16
 LITTLE_NOISE = 0.05
 """Up to this noise multiplier moments have a closed form, up to a relative error of about e^(-1/(8 sigma^2))."""
 LARGEST_ERROR = 0.1
-"""If a rule's error, relative to the moment, is at least this number, the rule gives no bound."""
+"""If a rule's error, relative to the moment, is at least this number, the rule gives no bound. Rounding errors of
+exponents below it add up to first order."""
 NODES_AT_ONCE = 2**16
 """Largest number of nodes, of all rows together, that are evaluated at a time. Such arrays fit into a cache."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
@@ -271,8 +272,9 @@ def _trapezoid(
     with np.errstate(over="ignore"):
         relative = 2.0 * np.exp(growth - decay) / -np.expm1(-decay) + 1e-31
     log_weight = np.log(step) - 0.5 * np.log(2.0 * np.pi) - 0.5 * u**2
-    loss_rounding = 4.0 * np.abs(loss) + 8.0 * posterior * (np.abs(u) / sigma + 1.0 / sigma**2)
-    return _Nodes(log_weight, loss, 12.0 + 4.0 * u**2, loss_rounding, relative)
+    placed = 2.0 * (np.abs(u) + np.abs(bottom))  # distance of a node from its place on an exact grid
+    loss_rounding = 4.0 * np.abs(loss) + posterior * (8.0 * (np.abs(u) / sigma + 1.0 / sigma**2) + placed / sigma)
+    return _Nodes(log_weight, loss, 12.0 + 4.0 * u**2 + placed * np.abs(u), loss_rounding, relative)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -284,13 +286,15 @@ def _evaluate(nodes: _Nodes, p: np.ndarray) -> Interval:
     weight = np.exp(raised - top)
     total = np.sum(weight, axis=1, keepdims=True)
     value = top + np.log(total)
-    per_node = nodes.weight_rounding + 8.0 * np.abs(exponent) + np.abs(p) * nodes.loss_rounding
-    error = ROUNDOFF * (64.0 + np.abs(value) + np.abs(top) + np.sum(weight * per_node, axis=1, keepdims=True) / total)
-    error = error + 2.0 * nodes.relative
+    per_node = ROUNDOFF * (nodes.weight_rounding + 8.0 * np.abs(exponent) + np.abs(p) * nodes.loss_rounding)
+    # The log of a sum of exponentials is off by at most the largest error of an exponent, and about by the mean error.
+    worst, mean = np.max(per_node, axis=1, keepdims=True), np.sum(weight * per_node, axis=1, keepdims=True) / total
+    of_nodes = np.where(worst < LARGEST_ERROR, mean * (1.0 + 2.0 * worst), worst)
+    error = ROUNDOFF * (64.0 + np.abs(value) + np.abs(top)) + of_nodes + 2.0 * nodes.relative
     known = nodes.relative < LARGEST_ERROR
     low, high = np.where(known, value - error, -np.inf), np.where(known, value + error, np.inf)
 
-    small = known & (np.abs(value) < 0.4)
+    small = known & (np.abs(value) < 0.4) & (worst < LARGEST_ERROR)
     if not small.any():
         return Interval(low[:, 0], high[:, 0])
     shift, spread = _difference(nodes, p, exponent, raised)
