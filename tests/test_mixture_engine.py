@@ -14,8 +14,8 @@ from scipy.stats import norm
 
 import jaxacct as ja
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.engines.mixture import one_delta, rows_of_branches
-from jaxacct.kernels.contour.mixture import BranchLaw, largest_modulus_gap, quadrature
+from jaxacct.engines.mixture import delta_of_step, one_delta, rows_of_branches
+from jaxacct.kernels.contour.mixture import BranchLaw, Part, largest_modulus_gap, quadrature
 from jaxacct.mechanisms.base import BaseMechanism, register
 from jaxacct.mechanisms.gaussian_mixtures import OfGaussianMixtures, cells_below
 
@@ -235,3 +235,61 @@ def test_a_users_mixture_is_sampled_as_a_mixture():
     known = ja.MixtureOfGaussians(1.0, [0.5, 1.0], [0.5, 0.5])
     own, other = (ja.delta(ja.PoissonSampled(each, 0.2), 0.5) for each in (_Own(known), known))
     assert (own.lower, own.upper, own.kind, own.engine) == (other.lower, other.upper, other.kind, other.engine)
+
+
+@np.errstate(all="ignore")
+def test_a_delta_of_0_is_shown_and_not_rounded():
+    """The old code gave [0, 0] where eps is the last float below the largest loss, and where log mix is nearly flat."""
+    rates = [*np.round(np.random.default_rng(5).uniform(1e-4, 0.9999, 40), 4), 0.9837]
+    with mpmath.workdps(60):
+        for rate in rates:
+            first, second = mpmath.mpf(1.0 - rate), mpmath.mpf(rate)
+            top = mpmath.log1p(second / first)
+            eps = float(top) if mpmath.mpf(float(top)) < top else float(np.nextafter(float(top), 0.0))
+            found = ja.delta(ja.MixtureOfGaussians(0.05, [0.0, 1.0], [1.0 - rate, rate]), eps, relation="add_one")
+            odds = (mpmath.exp(-mpmath.mpf(eps)) * (first + second) - first) / second
+            u, kept = mpmath.log(odds) / 20 + 10, first / (first + second)
+            mass = kept * mpmath.ncdf(u) + (1 - kept) * mpmath.ncdf(u - 20)
+            assert found.upper >= mpmath.ncdf(u) - mpmath.exp(mpmath.mpf(eps)) * mass, rate
+        for sigma, rate in ((1e5, 1e-12), (1e10, 1e-10), (30.0, 1e-15)):
+            law = ja.MixtureOfGaussians(sigma, [0.0, 1.0], [1.0 - rate, rate])
+            least = rate * 0.39 / sigma  # delta(0) is rate (Phi(s/2) - Phi(-s/2)), with s = 1/sigma
+            assert ja.delta(law, 0.0, relation="remove_one").upper >= least
+            assert ja.epsilon(law, 0.1 * least, relation="remove_one").upper > 0.0
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1e-7, 1e-9, 7e-13, 1e-15, 1e-17])
+def test_the_largest_loss_is_that_of_the_rate(rate):
+    """The old code took it from the weight 1 - rate, which has lost the rate's digits: too small by up to 8e-4."""
+    law = ja.MixtureOfGaussians(1.0, [0.0, 1.0], [1.0 - rate, rate])
+    with mpmath.workdps(60):
+        first, second = mpmath.mpf(1.0 - rate), mpmath.mpf(rate)
+        far = (first + second * mpmath.exp(mpmath.mpf("-29.5"))) / (first + second)  # mix at the output -29
+        assert ja.epsilon(law, 1e-250, relation="add_one").upper >= -mpmath.log(far)
+
+
+@np.errstate(all="ignore")
+def test_one_step_of_any_mixture_is_bracketed():
+    """Without slack, in extended precision, near every loss that the step has."""
+    rng = np.random.default_rng(8)
+    with mpmath.workdps(80):
+        for _ in range(60):
+            shift = np.unique(np.append(0.0, np.exp(rng.uniform(-7.0, 4.0, rng.integers(1, 4)))))
+            weight = 10.0 ** -rng.uniform(0.0, 14.0, shift.size)
+            weight[0] = 1.0
+            weight /= weight.sum()
+            sign = rng.choice([1.0, -1.0])
+            s, total = [mpmath.mpf(x) for x in shift], sum(map(mpmath.mpf, weight))
+            w = [mpmath.mpf(x) / total for x in weight]
+            mix = lambda u, w=w, s=s: sum(a * mpmath.exp(b * u - b * b / 2) for a, b in zip(w, s, strict=True))
+            u = rng.uniform(-30.0, 30.0) + (rng.choice(shift) if sign > 0 else 0.0)
+            eps = max(sign * float(mpmath.log(mix(mpmath.mpf(u)))), 0.0)
+            below, above = mpmath.mpf(-1e6), mpmath.mpf(1e6)  # bisect for the output whose loss is eps
+            for _ in range(260):
+                middle = (below + above) / 2
+                below, above = (middle, above) if sign * mpmath.mpf(eps) > mpmath.log(mix(middle)) else (below, middle)
+            of_p = sum(a * mpmath.ncdf(sign * (b - above)) for a, b in zip(w, s, strict=True))
+            of_q, grown = mpmath.ncdf(-sign * above), mpmath.exp(mpmath.mpf(eps))
+            exact = max(of_p - grown * of_q if sign > 0 else of_q - grown * of_p, 0)
+            low, _, high = delta_of_step(Part(1.0, (1.0,), 0.0, (BranchLaw(shift, weight, sign),)), eps)
+            assert low <= exact <= high, (shift, weight, sign, eps)

@@ -413,9 +413,14 @@ def test_basic_composition_where_hits_are_rare(sigma, q, steps, delta):
 
 
 @pytest.mark.parametrize(
-    ("sigma", "q", "n"), [(0.7, 2.06e-9, 1000), (1.0, 1e-6, 100), (2.0, 1e-12, 10), (0.5, 1e-3, 2), (1.0, 0.3, 2)]
+    ("sigma", "q", "n"),
+    [
+        *((0.7, 2.06e-9, 1000), (1.0, 1e-6, 100), (2.0, 1e-12, 10), (0.5, 1e-3, 2), (1.0, 0.3, 2)),
+        # in these two u was rounded up for eps > 1, where a sampled loss of eps was taken to be eps - log q
+        *((2.6, 0.497, 28735), (1.66, 0.0835, 329)),
+    ],
 )
-@pytest.mark.parametrize("eps", [1e-12, 1e-6, 1e-3, 0.01, 0.5, 3.0])
+@pytest.mark.parametrize("eps", [1e-12, 1e-6, 1e-3, 0.01, 0.5, 1.05, 1.12, 3.0])
 def test_any_step_is_a_test(sigma, q, n, eps):
     """The bound of `_any_step` is at most the exact gain of the test, and nearly equal to it where hits are rare."""
     law = (np.array([x]) for x in (sigma, q, float(n), True, eps))

@@ -2,8 +2,7 @@
 
 A row for which the contour integral fails gets [-inf, inf]. The delta of a single step that draws one of several
 mixtures (its branches) needs no contour. The loss of every branch is monotone in the output u. So its delta is
-P(H) - e^eps Q(H) for a half line H of outputs, whose endpoint solves loss = eps. If the endpoint is off by d, the
-computed delta is too low by the order of d^2.
+P(H) - e^eps Q(H) for a half line H of outputs, whose endpoint solves loss = eps.
 """
 
 from __future__ import annotations
@@ -248,8 +247,9 @@ def _largest_loss(parts: list[Part], sign: float) -> float:
     """Return an upper bound of the composed loss: inf for remove, and also for add if a branch has no shift 0."""
     if sign > 0 or any(law.shift[0] > 0.0 for part in parts for law in part.branches):
         return np.inf
-    each = (part.times * -float(np.log(min(law.weight[0] for law in part.branches))) for part in parts)
-    return sum(each) * (1.0 + 1e-12) + SMALLEST_POSITIVE
+    # `LEFT_OUT` covers the weights of components that were left out
+    each = (part.times * (2.0 * LEFT_OUT[0] - min(_log_rest(law) for law in part.branches)) for part in parts)
+    return sum(each) * (1.0 + 1e-12)
 
 
 def _clipped(ends: Ends) -> Ends:
@@ -375,33 +375,62 @@ def epsilon_of_step(step: Part, low_delta: float, high_delta: float) -> Ends:
 
 
 def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
-    """Return (delta, its error) of a branch: P(S) - e^eps Q(S), S = {output > u} for remove, {output < u} for add."""
-    shift, log_weight = law.shift, np.log(law.weight)
-    goal = law.sign * epsilon
+    """Return (delta, its error) of a branch: P(S) - e^eps Q(S), S = {output > u} for remove, {output < u} for add.
 
-    if law.sign < 0.0 and shift[0] == 0.0 and goal <= log_weight[0]:
+    u is chosen so that S surely contains every output with a loss above eps, however log mix is rounded. The losses of
+    all other outputs in S are at least eps - `gap`, so they lower the value by at most `gap` times a mass of S.
+    """
+    shift, goal = law.shift, law.sign * epsilon
+    lowest = _log_rest(law) if shift[0] == 0.0 else -np.inf  # log mix where u is far below 0
+    if law.sign < 0.0 and goal <= lowest - 32.0 * ROUNDOFF * abs(lowest) - 2.0 * LEFT_OUT[0]:
         return 0.0, 0.0  # the loss never exceeds eps, so delta is 0
-    # u solves log mix(u) = goal, where mix is the mixture's density divided by that of N(0, 1). log mix is convex and
-    # increasing, so Newton's method descends from a u where log mix is at least the goal
-    u = float((goal + 0.5 * shift[-1] ** 2 - log_weight[-1]) / shift[-1])
+    margin = 64.0 * ROUNDOFF * (1.0 + abs(goal))
+    for _ in range(8):
+        target = goal - 2.0 * law.sign * margin
+        if law.sign > 0.0 and target <= lowest + 2.0 * margin:
+            u, found, needed = -np.inf, min(lowest, goal), 0.0  # S holds every output
+        else:
+            u, found, needed = _solved(law, max(target, lowest + 2.0 * margin))
+        gap = abs(found - goal) + margin
+        if needed <= margin and law.sign * (goal - found) >= min(margin, needed):
+            break
+        margin = 2.0 * max(needed, margin)
+    else:
+        return 1.0, 1.0  # no u is known to be good: delta is only known to be in [0, 1]
+    of_q = float(scipy.special.log_ndtr(-law.sign * u))
+    of_p = float(logsumexp(np.log(law.weight) + scipy.special.log_ndtr(law.sign * (shift - u))))
+    first, second = (of_p, of_q + epsilon) if law.sign > 0 else (of_q, of_p + epsilon)
+    gain, cost = float(np.exp(first)), float(np.exp(min(second, 700.0)))
+    squares = (u * u if np.isfinite(u) else 0.0) + float(np.square(shift[-1])) + abs(epsilon)
+    doubt = ROUNDING + ROUNDING_OF_SQUARES * squares + np.expm1(gap)
+    return max(gain - cost, 0.0), doubt * (gain + cost)
+
+
+def _log_rest(law: BranchLaw) -> float:
+    """Return the log of the first weight. Its relative error is small even if the weight is near 1."""
+    others = math.fsum(law.weight[1:])
+    return math.log1p(-others) if others < 0.5 else math.log(law.weight[0])
+
+
+def _solved(law: BranchLaw, target: float) -> tuple[float, float, float]:
+    """Return u with log mix(u) about `target`, the computed log mix(u), and a bound of its rounding error."""
+    # mix is the mixture's density divided by that of N(0, 1). log mix is convex and increasing, so Newton's method
+    # descends from a u where log mix is at least the target.
+    shift, log_weight = law.shift, np.log(law.weight)
+    u = float((target + 0.5 * shift[-1] ** 2 - log_weight[-1]) / shift[-1])
     # log mix is nearly piecewise linear, so Newton's method needs only few of the 200 steps
     for _ in range(200):
         terms = log_weight + shift * u - 0.5 * shift**2
         top = float(np.max(terms))
         each = np.exp(terms - top)
         total = float(each.sum())
-        move = (top + np.log(total) - goal) * total / float(each @ shift)
-        u -= move
-        if not move > 1e-15 * max(abs(u), 1e-3):
-            break
-    else:
-        return 1.0, 1.0  # Newton's method has not converged: delta is only known to be in [0, 1]
-    of_q = float(scipy.special.log_ndtr(-law.sign * u))
-    of_p = float(logsumexp(log_weight + scipy.special.log_ndtr(law.sign * (shift - u))))
-    first, second = (of_p, of_q + epsilon) if law.sign > 0 else (of_q, of_p + epsilon)
-    gain, cost = float(np.exp(first)), float(np.exp(min(second, 700.0)))
-    doubt = ROUNDING + ROUNDING_OF_SQUARES * (u * u + float(np.square(shift[-1])) + abs(epsilon))
-    return max(gain - cost, 0.0), doubt * (gain + cost)
+        found = top + float(np.log(total))
+        size = float(each @ (np.abs(log_weight) + np.abs(shift * u) + shift**2)) / total
+        rounding = ROUNDOFF * (64.0 + 8.0 * size + 8.0 * abs(found))
+        if not found - target > 0.25 * rounding:
+            return u, found, rounding
+        u -= (found - target) * total / float(each @ shift)
+    return u, np.nan, np.inf
 
 
 def flat(mechanism: Any, count: np.ndarray | float = 1.0) -> list[tuple[np.ndarray, Any]]:

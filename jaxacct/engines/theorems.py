@@ -120,7 +120,8 @@ def _any_step(sigma: np.ndarray, q: np.ndarray, n: np.ndarray, removing: np.ndar
     single = closed_form.delta_of_one_step(sigma, q, removing, eps).lower
     with np.errstate(all="ignore"):
         s = 1.0 / sigma
-        odds = np.where(eps > 1.0, eps - np.log(q), np.log1p(np.expm1(np.minimum(eps, 1.0)) / q))
+        large = eps - np.log(q) + np.log1p(-(1.0 - q) * np.exp(-eps))  # log(1 + (e^eps - 1)/q), also for a large eps
+        odds = np.where(eps > 1.0, large, np.log1p(np.expm1(np.minimum(eps, 1.0)) / q))
         u = (odds * sigma + 0.5 * s) * (1.0 - 64.0 * ROUNDOFF)
         # u is rounded down and the tails are rounded up, so that `p` and `d` are upper bounds
         (far, wrong), (near, off) = log_tail(u, 0.0 * s), log_tail(u, s)
