@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from helpers import refusal
+from scipy.optimize import brentq
 from scipy.stats import norm
 
 import jaxacct as ja
@@ -298,3 +299,23 @@ def test_error_rates_need_no_lattice_where_delta_at_zero_settles_them(monkeypatc
     for sigma, rate, steps, least, most in [(10.0, 1e-9, 1e6, 0.9 - 5e-8, 0.9 + 1e-12), (0.1, 0.1, 1e9, 0.0, 2e-12)]:
         found = ja.profile(ja.dp_sgd(sigma, rate, steps)).tradeoff(0.1)
         assert found.status == "ok" and least <= found.lower <= found.upper <= most
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(0.3, 0.2), (0.6, 0.05), (2.0, 0.5)])
+def test_a_true_positive_rate_is_that_of_a_test_between_two_data_sets(sigma, rate):
+    """The old code took the concave envelope of both directions, and called its lower end certified. No test has it."""
+    for fpr in (0.01, 0.3, 0.4, 0.5, 0.7):
+        found = ja.risk(ja.dp_sgd(sigma, rate, 1), fpr=(fpr,))["true_positive_rate"]
+        at = norm.isf(fpr)  # by Neyman and Pearson, tests are thresholds: first where "without" is true, then "with"
+        remove = (1.0 - rate) * fpr + rate * norm.sf(at - 1.0 / sigma)
+        mix = lambda u, fpr=fpr: (1.0 - rate) * norm.cdf(u) + rate * norm.cdf(u - 1.0 / sigma) - fpr
+        add = norm.cdf(brentq(mix, -40.0, 40.0 + 1.0 / sigma, xtol=1e-14))
+        exact = max(remove, add)
+        assert found.lower <= exact * (1.0 + 1e-12) and exact <= found.upper * (1.0 + 1e-12)
+        assert found.upper - found.lower < 2e-4
+
+
+def test_a_true_positive_rate_of_two_outcomes_by_hand():
+    law = ja.FiniteOutput([0.9, 0.1], [0.6, 0.4])
+    found = ja.risk(law, fpr=(0.3,))["true_positive_rate"]  # remove: .45. add: all of .1, then .2/.9 of .6
+    assert found.lower <= 0.4 + 0.6 * 0.2 / 0.9 <= found.upper < 0.5335

@@ -244,9 +244,13 @@ class Profile:
         return self.delta(0.0)
 
     def true_positive_rate(self, fpr: ArrayLike) -> Bounds:
-        """Compute the largest true positive rate of any membership test at a false positive rate: 1 - f(fpr)."""
+        """Compute the largest true positive rate of any membership test at a false positive rate.
+
+        It is 1 - f(fpr), with the `tradeoff` function f of one direction. Under add_or_remove_one it is the larger rate
+        of the two directions, since a test tells one pair of data sets apart; `tradeoff` is a lower bound for all pairs.
+        """
         fpr = check("fpr", fpr, PROBABILITY)
-        f = _tradeoff(self, fpr)
+        f = _of_tests(self, fpr)
         low, high = np.clip(1.0 - f.upper - 1e-16, 0.0, 1.0), np.clip(1.0 - f.lower + 1e-16, 0.0, 1.0)
         status = np.where(is_narrow(low, high, self.rtol), "ok", "width")
         if not _is_exact(self):
@@ -501,6 +505,18 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     status = np.where(is_narrow(low, high, rtol), "ok", "width")
     kind = profile.mechanism.kind_of_bracket(profile.relation)
     return Bounds(low, 0.5 * (low + high), high, kind, status, "tradeoff")
+
+
+def _of_tests(profile: Profile, fpr: np.ndarray) -> Bounds:
+    """Bracket the least false negative rate of a test at `fpr`; such a test is about one direction."""
+    if profile.mechanism.symmetric() or len(directions(profile.mechanism, profile.relation)) == 1:
+        return _tradeoff(profile, fpr)
+    if not add_and_remove(profile.mechanism, profile.relation):
+        f = _tradeoff(profile, fpr)  # only a guess without the output is known to be a test
+        return Bounds(f.lower, f.lower, np.clip(1.0 - fpr + 1e-16, f.lower, 1.0), f.kind, f.status, f.engine)
+    each = [_tradeoff(replace(profile, relation=one), fpr) for one in REVERSED]
+    ends = (np.minimum(*(getattr(f, end) for f in each)) for end in ("lower", "estimate", "upper"))
+    return Bounds(*ends, profile.mechanism.kind_of_bracket(profile.relation), "ok", "tradeoff")
 
 
 def _smooth(profile: Profile) -> np.ndarray:
