@@ -241,6 +241,15 @@ HEAD = "noise_multiplier,sampling_probability,steps,delta\n"
     [
         (HEAD + "1,0.1,10,1e-5\n-1,0.1,10,1e-5\n", "line 3: noise_multiplier = -1.0 must be > 0"),
         (HEAD + "1,0.1,ten,1e-5\n", "line 2: steps = 'ten' must be an integer >= 1"),
+        (HEAD + "1,0.1,1_0,1e-5\n", "line 2: steps = '1_0' must be an integer >= 1"),
+        (HEAD + "1_0,0.1,10,1e-5\n", "line 2: noise_multiplier = '1_0' must be a number > 0"),
+        (
+            HEAD + "1,0.1,9007199254740993,1e-5\n",
+            "line 2: steps = '9007199254740993' must be an integer >= 1 and <= 2**53",
+        ),
+        (HEAD + "1,0.1,9.007199254740993e15,1e-5\n", "must be an integer >= 1 and <= 2**53"),
+        (HEAD + "1,0.1,9007199254740994,1e-5\n", "must be an integer >= 1 and <= 2**53"),
+        (HEAD + "1,0.1,0.99999999999999999999,1e-5\n", "line 2: steps = '0.99999999999999999999' must be an integer"),
         (HEAD + "1,0.1,10\n", "line 2: 3 cells under a header of 4"),
         (HEAD + "1,0.1,,1e-5\n", "line 2: steps and epsilon are missing"),
         (HEAD + "1,nan,10,1e-5\n", "line 2: sampling_probability = nan must be finite"),
@@ -255,6 +264,15 @@ def test_a_bad_csv_is_refused_with_its_line(tmp_path, text, words):
     path = write(tmp_path, "grid.csv", text)
     message = refusal(read_grid, path)
     assert words in message and message.startswith(str(path))
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\x0cb", "a\x85b", "a\u2028b", "a\n\nb"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_text_of_a_csv_keeps_its_line_breaks(tmp_path, text, end):
+    lines = [f"notes,{HEAD.strip()}", f'"{text}",1,0.1,10,1e-5', "c,2,0.1,9007199254740992,1e-5"]
+    (tmp_path / "grid.csv").write_bytes(end.join([*lines, ""]).encode())
+    grid = read_grid(tmp_path / "grid.csv")
+    assert grid.beside["notes"].tolist() == [text, "c"] and grid.inputs["steps"].tolist() == [10, 2**53]
 
 
 def test_unreadable_files_are_refused(tmp_path):

@@ -1,5 +1,6 @@
 """Sweeps of a DataFrame or a list of dicts: rows in order, with columns of the user's own beside the answers."""
 
+import inspect
 import warnings
 
 import numpy as np
@@ -7,7 +8,12 @@ import pytest
 
 import jaxacct as ja
 from jaxacct import plots, report
+from jaxacct.cli.arguments import CONFIGURATION, QUESTION
+from jaxacct.core.keywords import MEANINGS
+from jaxacct.selection import select
 from jaxacct.sweeps import read_grid, read_table
+from jaxacct.sweeps.grid import COLUMNS
+from jaxacct.training import Plan
 
 RUN = {"noise_multiplier": 2.0, "sampling_probability": 1, "steps": 1, "delta": 1e-5}
 CALIBRATION = {"sampling_probability": 1, "steps": 1, "target_delta": 1e-5, "target_epsilon": 2.0}
@@ -153,7 +159,6 @@ def test_an_interrupted_sweep_goes_on_with_its_other_columns(tmp_path):
     ("change", "words"),
     [
         ({"sigma": 1}, "unknown column 'sigma'; did you mean 'noise_multiplier'?"),
-        ({"Noise Multiplier": 1}, "did you mean 'noise_multiplier'?"),
         ({"noise_multipler": 1}, "did you mean 'noise_multiplier'?"),
     ],
 )
@@ -161,6 +166,101 @@ def test_a_column_that_looks_like_a_missing_input_is_refused(change, words):
     rest = {name: value for name, value in RUN.items() if name != "noise_multiplier"}
     assert words in refusal(ja.sweep, [rest | change])
     assert len(ja.sweep([RUN | change])) == 1  # no input is missing, so `change` is a column of the user's own
+
+
+@pytest.mark.parametrize("name", ["Noise Multiplier", "STEPS", "Group", "groupSize", "Cap", "noise-multiplier", "tpr"])
+def test_another_spelling_of_an_input_is_refused(name):
+    right = {"noise": "noise_multiplier", "steps": "steps", "group": "group", "cap": "cap", "tpr": "target_tpr"}
+    wanted = next(word for start, word in right.items() if name.lower().startswith(start))
+    assert f"unknown column {name!r}; did you mean {wanted!r}?" in refusal(ja.sweep, [RUN | {name: 3}])
+
+
+OTHER_WORDS = {
+    "candidates": "adaptive", "top": 3, "bound": "renyi", "k": 3, "Top": 3, "candidate": "adaptive",
+    "Relation": "replace_one", "adjacency": "replace", "neighbouring_relation": "replace_one",
+    "neighboring relation": "replace_one", "Neighbouring": "replace_one", "relation": "replace_one",
+    "group_size": 3, "sampling_method": "shuffled", "sampler": "shuffled", "batch rule": "shuffled",
+    "unit": "user", "strategy": "banded", "noise": "banded", "Noise-Schedule": "linear", "sampling_rates": 0.5,
+    "rtol": 0.1, "backend": "xla", "mechanism": "Laplace", "max_steps": 5, "participations": 2, "Engine": "lattice",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER_WORDS)
+@pytest.mark.parametrize("make", ["records", "frame", "csv"])
+def test_a_column_that_would_change_the_answer_is_refused(tmp_path, name, make):
+    row = RUN | {"repetitions": "geometric", "gamma": 0.2, "site": "A", name: OTHER_WORDS[name]}
+    if make == "csv":
+        grid = tmp_path / "grid.csv"
+        grid.write_text("\n".join(",".join(map(str, line)) for line in (row, row.values())))
+    else:
+        grid = [row] if make == "records" else pytest.importorskip("pandas").DataFrame([row])
+    assert name in refusal(ja.sweep, grid)
+
+
+def test_the_refusal_says_who_takes_the_column():
+    runs = [RUN | {"repetitions": "geometric", "gamma": 0.2, "top": top} for top in (None, 3)]
+    told = refusal(ja.sweep, runs)
+    assert told.startswith("record 1: top = 3 is no input of a sweep") and "selection.select" in told
+    assert "relation=" in (told := refusal(ja.sweep, [RUN | {"adjacency": "replace"}])) and "--relation" in told
+    assert "training.Plan" in refusal(ja.sweep, [RUN | {"unit": "user"}])
+
+
+def words_of_questions():
+    questions = (ja.dp_sgd, ja.epsilon, ja.delta, ja.risk, ja.calibrate, ja.calibrate_noise_multiplier, select, Plan)
+    questions += (ja.calibrate_sampling_probability, ja.calibrate_steps)
+    words = {word for question in questions for word in inspect.signature(question).parameters}
+    asked = ("epsilon", "delta", "calibrate", "advise", "risk", "select")
+    words |= {*CONFIGURATION, *(word for command in asked for word in QUESTION[command]), "mechanism", "candidates"}
+    return sorted(words - {*COLUMNS, "run"})  # `run` is a mechanism, which no cell holds
+
+
+@pytest.mark.parametrize("name", words_of_questions())
+def test_a_word_of_any_question_is_refused(name):
+    refusal(ja.sweep, [RUN | {name: 1}])
+
+
+@pytest.mark.parametrize("name", sorted(set(MEANINGS) - {*COLUMNS}))
+def test_a_name_from_elsewhere_is_refused_unless_a_given_input_says_the_same(name):
+    said = {"noise_multiplier", "sampling_probability", "steps", "dataset_size", "batch_size", "epochs"}
+    if MEANINGS[name][0] in said and name not in words_of_questions():
+        assert ja.sweep([RUN | {name: 7}])["steps"].tolist() == [1.0]
+    else:
+        refusal(ja.sweep, [RUN | {name: 1}])
+
+
+def test_columns_of_the_users_own_are_kept():
+    own = {"model": "cnn", "dataset": "MNIST", "accuracy": 0.9, "notes": "x", "seed": 1, "site": "A", "run": 4}
+    own |= {"lr": 0.1, "clip_norm": 1.0, "round": 2, "cost": 3.0, "date": "today", "loss": 0.1, "author": "B", "id": 5}
+    table = ja.sweep([RUN | own | {"name": "first"}])
+    assert {name: table[name][0] for name in own} == own and table["name"].tolist() == ["first"]
+    inputs = {name: table[name][0] for name in table.columns if name in COLUMNS and name != "epsilon"}
+    assert ja.sweep([inputs | own])["upper"].tolist() == table["upper"].tolist()
+
+
+CAPPED = {"noise_multiplier": 1.0, "sampling_probability": 0.1, "steps": 2, "delta": 1e-5, "dataset_size": 100}
+TRUNCATED = CAPPED | {"sampling": "truncated_poisson", "cap": 12}
+
+
+@pytest.mark.parametrize("extra", [{"cap": 12}, {"bands": 4}, {"groups": 4}, {"bands": 4, "groups": 4}])
+@pytest.mark.parametrize("make", ["records", "frame", "csv"])
+def test_a_number_of_another_rule_is_refused_in_the_row_that_has_it(tmp_path, extra, make):
+    rule = "truncated_poisson" if "cap" in extra else "cyclic_poisson"
+    rows = [CAPPED | {"sampling": rule, "bands": 4} | extra, CAPPED | {"sampling": "poisson"} | extra]
+    rows[0] = {name: rows[0][name] for name in rows[0] if name != "bands" or rule == "cyclic_poisson"}
+    pandas = pytest.importorskip("pandas")
+    if make == "csv":
+        pandas.DataFrame(rows).to_csv(tmp_path / "grid.csv", index=False)
+    grid = {"records": rows, "frame": pandas.DataFrame(rows), "csv": tmp_path / "grid.csv"}[make]
+    place = {"records": "record 1: ", "frame": "row 1: ", "csv": f"{tmp_path / 'grid.csv'}: line 3: "}[make]
+    told = refusal(ja.sweep, grid)
+    assert told.startswith(f"{place}{next(iter(extra))}") and f"needs sampling = {rule!r}" in told
+
+
+def test_rows_that_leave_the_number_out_stand_beside_rows_that_give_it():
+    rows = [CAPPED | {"sampling": "poisson", "cap": np.nan}, TRUNCATED, CAPPED | {"sampling": "poisson"}]
+    np.testing.assert_array_equal(ja.sweep(rows)["cap"], [np.nan, 12, np.nan])
+    zipped = CAPPED | {"sampling": ["truncated_poisson", "poisson"], "cap": 12}
+    assert "sampling[1] = 'poisson'" in refusal(ja.sweep, zipped, mode="zip")
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,23 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "target_delta": ("delta",),
     "sensitivity": ("noise_multiplier", "scale"),
     **dict.fromkeys(("strategy", "bands", "noising_matrix"), ("noise",)),
-    "neighboring_relation": ("relation",),
-    "adjacency": ("relation",),
+    **dict.fromkeys(("adjacency", "neighboring_relation", "neighbouring_relation"), ("relation",)),
+    **dict.fromkeys(("neighboring", "neighbouring", "neighborhood", "neighbourhood", "neighbors"), ("relation",)),
+    **dict.fromkeys(("sampler", "sampling_method", "sampling_scheme", "batch_rule", "batch_sampling"), ("sampling",)),
+    "group_size": ("group",),
+    "law": ("repetitions", "k"),
 }
 """Names of arguments and columns in other libraries, each with the names in `jaxacct`, the likeliest first."""
+OF_OTHERS = {
+    **dict.fromkeys(
+        ("expected_batch_size", "noise_schedule", "batch_schedule", "data_dependent", "unit", "noise", "early_stop"),
+        "jaxacct.training.Plan",
+    ),
+    "sampling_rates": "jaxacct.training.Plan",
+    "participations": "ja.RandomAllocation",
+    "fpr": "ja.risk",
+}
+"""Words that no row of a sweep takes, each with who takes it. `sweeps` may not import these, to read their words."""
 FRONT_DOOR = {
     **dict.fromkeys(("get_epsilon", "compute_epsilon", "eps", "compute_eps", "compute_dp_sgd_privacy"), "ja.epsilon"),
     **dict.fromkeys(("get_delta", "compute_delta"), "ja.delta"),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import inspect
+import io
 import itertools
 import math
 import os
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import numpy as np
 
 from jaxacct.calibration.dp_sgd_search import RISK_RULES, given_target
 from jaxacct.core.files import reading
-from jaxacct.core.keywords import meant, nearest
+from jaxacct.core.keywords import MEANINGS, OF_OTHERS, meant, nearest
 from jaxacct.core.types import Index
 from jaxacct.core.validation import (
     COUNT,
@@ -134,7 +137,7 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
     if solved != "delta" and "epsilon" in axes:  # epsilon is a target here, so it must be positive
         check("epsilon", axes["epsilon"], POSITIVE)
     _require_law(axes, solved)
-    _require_rule(axes)
+    _require_rule(axes, all if mode == "zip" else any)
     size = math.prod(np.size(axis) for axis in axes.values()) if mode == "product" else 0
     if size > LARGEST_GRID:
         raise InputError(f"the grid has {size:,} configurations; at most {LARGEST_GRID:,} fit; split it")
@@ -248,13 +251,20 @@ def _require_law(given: Mapping[str, Any], solved: str) -> None:
         raise InputError(f"{solved} cannot be solved for with repetitions; give {solved}, and leave out epsilon")
 
 
-def _require_rule(given: Mapping[str, Any]) -> None:
-    """Refuse a parameter (such as `cap`) that no batch rule of the grid takes, and a rule that lacks a parameter."""
-    rules = sorted(set(np.ravel(given["sampling"]))) if "sampling" in given else ["poisson"]
+def _require_rule(given: Mapping[str, Any], enough: Callable[[Iterable[bool]], bool]) -> None:
+    """Refuse a parameter (such as `cap`) that the batch rules do not take, and a rule that lacks a parameter.
+
+    `enough` is `all` if each value stands in one row.  In a product, where a value meets every rule, it is `any`.
+    """
+    rows = np.ravel(given.get("sampling", "poisson")).tolist()
+    rules = sorted(set(rows))
     for name in OF_RULES[1:]:  # without `slots`, the first name, which `described` checks
-        if name in given and not any(RULES[rule_name(rule)].knows(name) for rule in rules):
+        knows = {rule: RULES[rule_name(rule)].knows(name) for rule in rules}
+        if name in given and not enough(knows.values()):
             words = " or ".join(repr(word) for word, rule in RULES.items() if rule.knows(name))
-            raise InputError(f"{name} needs sampling = {words}; name the batch rule that is run")
+            row = next(place for place, rule in enumerate(rows) if not knows[rule])
+            but = f", and sampling[{row}] = {rows[row]!r}" if any(knows.values()) else ""
+            raise InputError(f"{name} needs sampling = {words}{but}; name the batch rule that is run")
     for rule in rules:
         for name in RULES[rule_name(rule)].needs():
             if name not in given:
@@ -317,7 +327,8 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
     target_tpr with at_fpr, for example) may replace epsilon and delta as the target.  With `repetitions = "geometric"`
     and `gamma = [0.1, 0.01]`, or another law of K of `jaxacct.sweeps.grid.LAWS`, epsilon is that of the best of K runs.
     A file without `[[block]]` is one block.  A CSV has the same names as columns; an empty cell is a value left out.
-    Other columns are kept beside the answers, but a name that resembles an absent input is refused.
+    Other columns are kept beside the answers.  A column is refused if its name resembles an absent input, or if it is a
+    word of another question, such as `relation`, `candidates` or `unit`, which would change the answer.
 
     Parameters
     ----------
@@ -342,7 +353,9 @@ def read_grid(path: str | os.PathLike[str]) -> Grid:
         raise InputError(f"{path}: a grid must end in .toml or .csv")
     with reading(path):
         try:
-            text = path.read_text(encoding="utf-8-sig")
+            # in a CSV, a line break may stand within a cell
+            with path.open(encoding="utf-8-sig", newline="" if path.suffix.lower() == ".csv" else None) as file:
+                text = file.read()
         except UnicodeDecodeError:
             raise InputError(f"{path}: cannot be read: it is not UTF-8 text") from None
     try:
@@ -392,7 +405,7 @@ def _block(entries: Mapping[str, Any], place: str) -> Grid:
 
 
 def _read_csv(text: str) -> Grid:
-    reader = csv.reader(text.splitlines(), strict=True)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
     try:
         rows = [(reader.line_num, cells) for cells in reader if any(cell.strip() for cell in cells)]
     except csv.Error as error:
@@ -412,12 +425,20 @@ def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:
     record: list[Any] = []
     for column, cell in zip(header, (cell.strip() for cell in cells), strict=True):
         try:
-            record.append(float(cell) if cell and column in FIELDS else cell or None)
+            record.append(_number(cell, FIELDS[column]) if cell and column in FIELDS else cell or None)
         except ValueError:
             rule = FIELDS[column]
             wanted = f"{'' if rule.integral else 'a number '}{rule.limit}"
             raise InputError(f"line {number}: {column} = {shown(cell)} must be {wanted}") from None
     return record
+
+
+def _number(cell: str, rule: Constraint) -> float:
+    """Return the number that a cell spells. Raise ValueError if it spells none, or a count that float64 would round."""
+    number = float(cell)
+    if "_" in cell or (rule.integral and number.is_integer() and Decimal(cell) != number):
+        raise ValueError(cell)
+    return number
 
 
 def as_grid(grid: Any, quantity: str | None = None) -> Grid:
@@ -452,7 +473,7 @@ def grid_of_records(
             raise InputError(f"column {name!r} appears twice; leave one out")
     if not places:
         raise InputError("no configurations; give at least one row")
-    _refuse_misspelt(names)
+    _refuse_other_words(names, cells, places)
     known = {name: cells[name] for name in names if name in COLUMNS}
     for name, column in known.items():
         for place, cell in zip(places, column, strict=True):
@@ -477,21 +498,56 @@ def grid_of_records(
     return Grid(grid.name, grid.quantity, grid.inputs, beside)
 
 
-def _refuse_misspelt(names: Sequence[str]) -> None:
-    """Refuse a column that is named like a column of the answer, or almost like an input that the grid lacks."""
+def _refuse_other_words(names: Sequence[str], cells: Mapping[str, Any], places: Sequence[str]) -> None:
+    """Refuse a column that is named like a column of the answer, an input that the grid lacks, or another question."""
     given = {name for one in names for name in (one, *SETTLED_BY.get(one, ()))}
     given |= set() if "repetitions" in given else set(LAW_NUMBERS)
     absent = [name for name in COLUMNS if name not in given]
-    for name in names:
-        if name in COLUMNS:
-            continue
-        if name in (*ANSWER, *WORDS, "relation"):
+    same = {_plain(name): name for name in COLUMNS}
+    targets = {name.removeprefix("target_"): (name,) for name in RISK_RULES if name.startswith("target_")}
+    meanings = {_plain(word): others for word, others in (MEANINGS | targets).items()}
+    own = [name for name in names if name not in COLUMNS]
+    asked = _asked_elsewhere() if own else {}
+    for name in own:
+        if name in (*ANSWER, *WORDS):
             raise InputError(f"column {name!r} has the name of a column of the answer; rename it, or leave it out")
-        right = meant(name, absent, cutoff=0.8)  # a lower cutoff would refuse the user's own columns
+        word = nearest(_plain(name), [*asked, *meanings], cutoff=0.9) or _plain(name)
+        means = meanings.get(word, ())
+        right = same.get(_plain(name)) or next((other for other in means if other in absent), "")
+        right = right or meant(name, absent, cutoff=0.8)  # a lower cutoff would refuse the user's own columns
         if right:
             raise InputError(f"unknown column {name!r}; did you mean {right!r}? rename it, whichever it is")
+        if word not in asked and means and means[0] not in given:
+            word = _plain(means[0])
+        if word in asked:
+            rows = zip(places, _with_none(cells[name]), strict=True)
+            filled = (f"{place}: {name} = {shown(cell)}" for place, cell in rows if cell is not None)
+            said = next(filled, f"column {name!r}")
+            raise InputError(f"{said} is no input of a sweep{asked[word]}, or rename the column if it is a note")
     if not any(name in INPUTS for name in names):
         raise InputError(f"no column is an input; give four of {', '.join(QUANTITIES)}")
+
+
+def _asked_elsewhere() -> dict[str, str]:
+    """Return the words that other questions take and no row of a sweep, each with the end of its refusal."""
+    from jaxacct.accounting.account import epsilon
+    from jaxacct.calibration import any_parameter, noise_rate_steps
+    from jaxacct.selection import select
+
+    searches = [getattr(noise_rate_steps, f"calibrate_{name}") for name in QUANTITIES[:3]]
+    questions = {f"; ask ja.{ask.__name__}": ask for ask in (epsilon, any_parameter.calibrate, *searches)}
+    questions[", which releases the best of i.i.d. candidates; ask selection.select or `jaxacct select`"] = select
+    found = {_plain(word): f"; ask {other}" for word, other in OF_OTHERS.items()}
+    found |= {_plain(word): end for end, ask in questions.items() for word in inspect.signature(ask).parameters}
+    for word in ("relation", "engine", "rtol", "backend"):
+        found[word] = f", which has one {word} for all rows; give it as ja.sweep(grid, {word}=...) or --{word}"
+    ours = {_plain(name) for name in (*COLUMNS, "run")}  # `run` is a mechanism, which no cell holds
+    return {word: end for word, end in found.items() if word not in ours}
+
+
+def _plain(name: str) -> str:
+    """Return the letters and digits of a name, in lower case: two spellings of one name are then equal."""
+    return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
 def _group(records: list[dict[str, Any]], places: list[str]) -> Grid:
