@@ -12,7 +12,9 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("sampling_rates", "rates", "sample_rates"), ("sampling_rates", "sampling_probability")),
     **dict.fromkeys(("t", "num_steps", "n_steps", "iterations", "num_iterations", "compositions"), ("steps",)),
     **dict.fromkeys(("epoch", "num_epochs", "n_epochs"), ("epochs", "steps")),
-    **dict.fromkeys(("n", "num_examples", "num_samples", "sample_size", "data_size"), ("dataset_size",)),
+    **dict.fromkeys(
+        ("n", "num_examples", "num_samples", "sample_size", "data_size", "number_of_examples"), ("dataset_size",)
+    ),
     **dict.fromkeys(("batch", "lot_size"), ("batch_size", "expected_batch_size")),
     "batch_size": ("expected_batch_size", "sampling_probability"),
     **dict.fromkeys(("eps", "epsilon", "target_eps"), ("epsilon", "target_epsilon")),
@@ -21,10 +23,14 @@ MEANINGS: dict[str, tuple[str, ...]] = {
     "target_delta": ("delta",),
     "sensitivity": ("noise_multiplier", "scale"),
     **dict.fromkeys(("strategy", "bands", "noising_matrix"), ("noise",)),
-    **dict.fromkeys(("adjacency", "neighboring_relation", "neighbouring_relation"), ("relation",)),
-    **dict.fromkeys(("neighboring", "neighbouring", "neighborhood", "neighbourhood", "neighbors"), ("relation",)),
-    **dict.fromkeys(("sampler", "sampling_method", "sampling_scheme", "batch_rule", "batch_sampling"), ("sampling",)),
-    "group_size": ("group",),
+    **dict.fromkeys(("adjacency", "adjacency_type", "relation_type", "neighboring_relation"), ("relation",)),
+    **dict.fromkeys(("neighbouring_relation", "neighboring", "neighbouring", "neighborhood"), ("relation",)),
+    **dict.fromkeys(("sampler", "sampling_method", "sampling_scheme", "sampling_type", "batch_rule"), ("sampling",)),
+    **dict.fromkeys(("batch_sampling", "poisson_sampling", "subsampling"), ("sampling",)),
+    **dict.fromkeys(("group_size", "max_examples_per_user"), ("group",)),
+    "truncated_batch_size": ("cap",),
+    "cycle_length": ("groups",),
+    "privacy_unit": ("unit",),
     "law": ("repetitions", "k"),
 }
 """Names of arguments and columns in other libraries, each with the names in `jaxacct`, the likeliest first."""
