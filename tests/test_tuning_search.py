@@ -15,6 +15,7 @@ import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan
+from jaxacct.tuning.private_score import whole
 
 SIZE = 40
 DATA = np.ones((SIZE, 2), np.float32)
@@ -222,3 +223,10 @@ def test_a_private_score_of_rounds_costs_its_share():
     best = in_rounds(rounds=2, score=score)
     by_score = selection.rounds(ja.Gaussian(1.0), LAW, 2, target_delta=1e-5)
     assert best.epsilon.upper >= ja.epsilon(by_score, 1e-5).upper * (1 - 1e-9)
+
+
+def test_the_cost_of_rounds_is_a_bound():
+    """The old code called it certified where adaptive candidates bound the rounds, with a lower end above another bound."""
+    cost = whole(ja.Laplace(2.0), selection.PointMass(3), None, 0.1, "add_or_remove_one", count=2)
+    assert (cost.epsilon.kind, cost.epsilon.lower) == ("bound", 0.0)
+    assert cost.epsilon.upper == ja.epsilon(cost.mechanism, 0.1).upper

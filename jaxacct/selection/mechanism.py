@@ -209,7 +209,8 @@ def rounds(
     The candidates of a round are i.i.d. from one law of configurations, which may depend on the *public* winners of
     earlier rounds in any way.  Two mechanisms bound all rounds together at every delta: the composition of the rounds,
     of kind "bound", and, if all K_r are fixed or all are Poisson, `sum_r K_r` adaptive candidates.  The mechanism with
-    the smaller epsilon at target_delta is returned.
+    the smaller epsilon at target_delta is returned.  The rounds leak at most as much as it does, so of its epsilon and
+    delta only the upper ends are claims about the rounds.
 
     Parameters
     ----------

@@ -16,6 +16,7 @@ from jaxacct.core.chacha import key_words
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import Constraint, InputError, check_one, choice
 from jaxacct.mechanisms import Gaussian, Mechanism, PrivacyProfile, compose, repeat
+from jaxacct.mechanisms.base import weakest
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.selection import Law, candidates_profile, rounds, select
 from jaxacct.training.run.evaluations import LOWER_BITS, UNIT_BITS, require_countable
@@ -117,6 +118,8 @@ def whole(
 
     chosen = chosen_among(candidate)
     found = account.epsilon(chosen, delta, relation=relation) if known is None else known
+    if count > 1 and candidates == "iid":  # `rounds` returns a mechanism that leaks at least as much as the rounds
+        found = Bounds(0.0, found.upper, found.upper, weakest([str(found.kind), "bound"]), found.status, found.engine)
     if not private or score.on == "training":
         return Whole(found, chosen, candidate)
     by_score = chosen_among(score.mechanism())
