@@ -226,7 +226,7 @@ def test_a_private_score_of_rounds_costs_its_share():
 
 
 def test_the_cost_of_rounds_is_a_bound():
-    """The old code called it certified where adaptive candidates bound the rounds, with a lower end above another bound."""
+    """The old code called it certified where adaptive candidates bound the rounds."""
     cost = whole(ja.Laplace(2.0), selection.PointMass(3), None, 0.1, "add_or_remove_one", count=2)
     assert (cost.epsilon.kind, cost.epsilon.lower) == ("bound", 0.0)
     assert cost.epsilon.upper == ja.epsilon(cost.mechanism, 0.1).upper

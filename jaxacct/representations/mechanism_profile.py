@@ -247,7 +247,7 @@ class Profile:
         """Compute the largest true positive rate of any membership test at a false positive rate.
 
         It is 1 - f(fpr), with the `tradeoff` function f of one direction. Under add_or_remove_one it is the larger rate
-        of the two directions, since a test tells one pair of data sets apart; `tradeoff` is a lower bound for all pairs.
+        of the two directions: a test tells one pair of data sets apart, and `tradeoff` bounds the tests of all pairs.
         """
         fpr = check("fpr", fpr, PROBABILITY)
         f = _of_tests(self, fpr)
@@ -507,7 +507,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     return Bounds(low, 0.5 * (low + high), high, kind, status, "tradeoff")
 
 
-def _of_tests(profile: Profile, fpr: np.ndarray) -> Bounds:
+def _of_tests(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     """Bracket the least false negative rate of a test at `fpr`; such a test is about one direction."""
     if profile.mechanism.symmetric() or len(directions(profile.mechanism, profile.relation)) == 1:
         return _tradeoff(profile, fpr)
@@ -515,8 +515,8 @@ def _of_tests(profile: Profile, fpr: np.ndarray) -> Bounds:
         f = _tradeoff(profile, fpr)  # only a guess without the output is known to be a test
         return Bounds(f.lower, f.lower, np.clip(1.0 - fpr + 1e-16, f.lower, 1.0), f.kind, f.status, f.engine)
     each = [_tradeoff(replace(profile, relation=one), fpr) for one in REVERSED]
-    ends = (np.minimum(*(getattr(f, end) for f in each)) for end in ("lower", "estimate", "upper"))
-    return Bounds(*ends, profile.mechanism.kind_of_bracket(profile.relation), "ok", "tradeoff")
+    low, middle, high = (np.minimum(*(getattr(f, end) for f in each)) for end in ("lower", "estimate", "upper"))
+    return Bounds(low, middle, high, profile.mechanism.kind_of_bracket(profile.relation), "ok", "tradeoff")
 
 
 def _smooth(profile: Profile) -> np.ndarray:
