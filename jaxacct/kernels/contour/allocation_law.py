@@ -500,12 +500,13 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     last = line.count * step
     quad_base, quad_rest = panel_errors(s, t, windows, ends, c, last, sign, ~direct)
     quad_base, quad_rest = np.where(whole, quad_rest, quad_base), np.where(whole, 0.0, quad_rest)
-    fixed = np.sum(base * units * np.where(direct[:, None], grown, np.abs(less)), axis=1)
+    moved = c[:, None] * nodes.x * grown  # an error of X moves e^{cX} by c X e^{cX} times its own
+    fixed = np.sum(base * units * (np.where(direct[:, None], grown, np.abs(less)) + moved), axis=1)
     fixed = fixed + np.where(direct, 0.0, 600.0 * ROUNDOFF * lack)
     slope = 6.0 * np.sum(base * units * grown * nodes.x, axis=1) + np.where(direct, 0.0, below * small * start_grown)
     fixed = fixed + quad_base + lost + dropped[0] + np.where(direct, below, 0.0) + below * small * start_grown * c
     error_base = (fixed[:, None] + turn * slope[:, None]) / total[:, None]
-    fixed = np.sum(rest * units * grown, axis=1) + quad_rest + lost_rest + dropped[1]
+    fixed = np.sum(rest * units * (grown + moved), axis=1) + quad_rest + lost_rest + dropped[1]
     fixed = fixed + np.where(whole, 0.0, below * start_grown * jump_below(windows))
     slope = 6.0 * np.sum(rest * units * grown * nodes.x, axis=1)
     error_rest = np.where(whole[:, None], 0.0, (fixed[:, None] + turn * slope[:, None]) / total[:, None])

@@ -193,14 +193,16 @@ def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: flo
     relative = np.zeros(t.size)
     for part, row in zip(parts, laws, strict=True):
         portion, _ = _portions(part, row)
-        departure, wrong = np.zeros(t.size, complex), np.zeros(t.size)
+        departure, wrong, size, skewed = np.zeros(t.size, complex), *np.zeros((3, t.size))
         for share, branch in zip(portion, row, strict=True):
-            departure += share * _departure(branch, t, step)
+            one = _departure(branch, t, step)
+            departure += share * one
             wrong += share * (np.minimum(branch.by_size, t * branch.by_length) + 2.2 * branch.from_step)
-        size = np.abs(departure)
-        if len(row) > 1 or part.shares[0] != 1.0:
+            size += share * np.abs(one)
+            skewed += share * branch.log_m_error * np.abs(one)
+        if len(row) > 1 or part.shares[0] != 1.0:  # then portions have errors; they do not cancel as departures may
             wrong += (4.0 * part.doubt + 32.0 * ROUNDOFF) * np.minimum(size + 2.0 * ROUNDOFF, 2.0)
-            wrong += 2.2 * sum(p * q.log_m_error for p, q in zip(portion, row, strict=True)) * size
+            wrong += 1.1 * (skewed + sum(p * q.log_m_error for p, q in zip(portion, row, strict=True)) * size)
         wrong += 16.0 * ROUNDOFF * size
         log_ratio = log1p_complex(departure.real, departure.imag)
         modulus = np.abs(1.0 + departure)
@@ -212,7 +214,7 @@ def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: flo
         exponent = np.real(total)
         error = np.exp(exponent) * np.expm1(np.minimum(relative, 700.0))
         error = np.where(relative > 600.0, np.exp(np.minimum(exponent + relative, 700.0)), error)
-        error += np.exp(exponent) * ROUNDOFF * (10.0 * rounding + 16.0)
+        error += np.exp(exponent) * ROUNDOFF * ((len(parts) + 10.0) * rounding + 16.0)
     return total, error
 
 
