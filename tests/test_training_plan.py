@@ -331,7 +331,7 @@ HOSTILE = [
     ("dataset_size", "__import__('os')", "dataset_size"),
     ("sampling", ["poisson"], "sampling = ['poisson'] is not known"),
     ("target_epsilon", "inf", "target_epsilon = 'inf'"),
-    ("filter", [0.5, 1.0], "the order of the filter = 0.5 must be > 1"),
+    ("filter", [0.5, 1.0], "filter: its order = 0.5 must be > 1"),
     ("filter", [2.0, -1.0], "filter = -1.0 must be > 0"),
     ("filter", [2.0], "must be a list of its order and its budget"),
     ("repetitions", {"type": "Law"}, "must be an object whose type is one of"),
@@ -353,9 +353,103 @@ def test_text_that_is_no_document_is_refused():
 def test_a_document_cannot_state_a_share_below_what_is_drawn():
     document = json.loads(Plan(**FIXED, expected_batch_size=100, steps=3, noise_multiplier=1.0).to_json())
     for row in ([3, 1.0, 0.1 - 1e-12, 100.0], [3, 1.0, 0.1, 100.00000001]):
-        assert "must be sampling_probability * dataset_size" in refusal(
-            Plan.from_json, json.dumps(document | {"segments": [row]})
-        )
+        message = refusal(Plan.from_json, json.dumps(document | {"segments": [row]}))
+        assert "must be sampling_probability * dataset_size = " in message
+
+
+MORE = {"cyclic_poisson": {"groups": 4}, "truncated_poisson": {"cap": 200}}
+OF_RULE = {  # for each batch rule, the rate of batches of 100 of 1000 records
+    "poisson": 0.1,
+    "truncated_poisson": 0.1,
+    "random_allocation": 0.1,
+    "without_replacement": 0.1,
+    "fixed_batches": 0.1,
+    "shuffled": 0.1,
+    "cyclic_poisson": 0.4,
+    "fixed_order": 0.1,
+}
+
+
+def of_segments(segments, sampling="poisson", **given):
+    return Plan.of(segments, **{"target_delta": DELTA, "dataset_size": 1000, "sampling": sampling} | given)
+
+
+@pytest.mark.parametrize("sampling", OF_RULE)
+def test_a_rate_and_a_batch_size_cannot_contradict_each_other(sampling):
+    """By every way to make a plan of segments: the one is accounted for, and some rules draw by the other."""
+    rate, more = OF_RULE[sampling], MORE.get(sampling, {})
+    plan = of_segments([Segment(0, 8, 2.0, rate, 100.0), Segment(8, 4, 3.0, rate, 100.0)], sampling, **more)
+    assert Plan.from_json(plan.to_json()) == plan and Plan.of(plan.segments, plan) == plan
+    document = json.loads(plan.to_json())
+    for wrong in ((0.01, 100.0), (rate, 10.0), (rate, 100.001), (rate * (1 - 1e-8), 100.0), (0.5 * rate, 100.0)):
+        segments = [plan.segments[0], plan.segments[1]._replace(**dict(zip(Segment._fields[3:], wrong, strict=True)))]
+        rows = [list(segment[1:]) for segment in segments]
+        for call in (
+            lambda segments=segments: Plan.of(segments, plan),
+            lambda segments=segments: of_segments(segments, sampling, **more),
+            lambda rows=rows: Plan.from_json(json.dumps(document | {"segments": rows})),
+        ):
+            message = refusal(call)
+            assert f"segments[1].expected_batch_size = {wrong[1]!r} must be" in message, message
+            assert "sampling_probability * dataset_size" in message and "use that" in message, message
+    for size in (100, 999, 1001, 10**6):
+        assert "segments[0].expected_batch_size" in refusal(Plan.of, plan.segments, plan, dataset_size=size)
+
+
+@pytest.mark.parametrize(
+    ("start", "sampling", "change"),
+    [
+        ("poisson", "cyclic_poisson", {"groups": 4}),
+        ("poisson", "without_replacement", {}),
+        ("cyclic_poisson", "poisson", {"groups": None, "noise": None}),
+        ("cyclic_poisson", "cyclic_poisson", {"groups": 5}),
+    ],
+)
+def test_another_rule_is_held_against_the_segments(start, sampling, change):
+    plan = of_segments([Segment(0, 8, 2.0, OF_RULE[start] * 1.001, 100.1)], start, **MORE.get(start, {}))
+    assert "segments[0].expected_batch_size" in refusal(Plan.of, plan.segments, plan, sampling=sampling, **change)
+
+
+FITS = Segment(0, 10, 2.0, 0.1, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("segments", "given", "message"),
+    [
+        ([], {}, "segments must be a list of 1 to 1000000"),
+        ([(0, 10, 2.0, 0.1)], {}, "segments[0] must be a list of steps"),
+        ([FITS._replace(start=5)], {}, "segments[0].start = 5 must be 0"),
+        ([FITS, FITS._replace(start=20)], {}, "segments[1].start = 20 must be 10"),
+        ([FITS, FITS._replace(start=5)], {}, "segments[1].start = 5 must be 10"),
+        ([FITS, FITS], {}, "segments[1].start = 0 must be 10"),
+        ([FITS._replace(steps=0)], {}, "segments[0].steps = 0"),
+        ([FITS, Segment(10, -3, 2.0, 0.1, 100.0)], {}, "segments[1].steps = -3"),
+        ([FITS._replace(steps=2.5)], {}, "segments[0].steps = 2.5"),
+        ([FITS._replace(noise_multiplier=0.0)], {}, "segments[0].noise_multiplier = 0.0"),
+        ([FITS._replace(noise_multiplier=math.inf)], {}, "segments[0].noise_multiplier = inf"),
+        ([FITS._replace(noise_multiplier=np.array([1.0, 2.0]))], {}, "segments[0] must hold numbers"),
+        ([FITS._replace(sampling_probability=1.5)], {}, "segments[0].sampling_probability = 1.5"),
+        ([FITS._replace(sampling_probability=0.0)], {}, "segments[0].sampling_probability = 0.0"),
+        ([FITS._replace(sampling_probability=math.nan)], {}, "segments[0].sampling_probability = nan"),
+        ([FITS._replace(expected_batch_size=0.0)], {}, "segments[0].expected_batch_size = 0.0"),
+        ([FITS], {"target_delta": None}, "target_delta is missing"),
+        ([FITS], {"dataset_size": None}, "dataset_size is missing"),
+        ([FITS], {"filter": (0.5, 1.0)}, "its order = 0.5 must be > 1"),
+        ([FITS], {"filter": (8.0, -1.0)}, "filter = -1.0 must be > 0"),
+        ([FITS], {"filter": (8.0, math.nan)}, "filter = nan"),
+        ([FITS], {"filter": (8.0,)}, "filter must be a list of its order and its budget"),
+        ([FITS], {"steps": 3}, "steps is no setting of a plan of segments"),
+        ([FITS], {"sampling_probability": 0.01}, "sampling_probability is no setting of a plan of segments"),
+        ([FITS], {"data_dependent": True}, "data_dependent is no setting of a plan of segments"),
+    ],
+)
+def test_what_no_document_may_say_no_segments_may_say(segments, given, message):
+    assert message in refusal(of_segments, segments, **given)
+
+
+def test_segments_of_numpy_numbers_are_a_plan_that_can_be_written():
+    plan = of_segments([Segment(0, np.int64(10), np.float64(2.0), np.float32(0.125), np.float64(125.0))])
+    assert Plan.from_json(plan.to_json()) == plan == of_segments([Segment(0, 10, 2.0, 0.125, 125.0)])
 
 
 def test_a_document_cannot_claim_less_than_it_spends():
@@ -429,7 +523,10 @@ def test_a_filter_in_a_document_is_held_against_its_segments(tmp_path, target):
 def test_a_setting_that_no_plan_has_is_refused():
     plan = Plan(target_delta=DELTA, dataset_size=100, sampling_probability=0.1, noise_multiplier=1.0, steps=3)
     message = refusal(Plan.of, plan.segments, plan, target_epsilom=3.0)
-    assert message.startswith("target_epsilom is no setting of a plan; use one of") and "target_epsilon" in message
+    assert (
+        message.startswith("target_epsilom is no setting of a plan of segments; use one of")
+        and "target_epsilon" in message
+    )
 
 
 def test_a_plan_shows_what_differs_from_the_defaults():

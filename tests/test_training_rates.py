@@ -254,8 +254,8 @@ def test_a_document_has_the_digest_of_the_rates():
         ({"rates_digest": 7}, "must be 64 hexadecimal digits"),
         ({"sampling": "truncated_poisson", "cap": 5}, "sampling_rates needs sampling = 'poisson'"),
         ({"segments": [[3, 1.5, 1.0, 2.0], [3, 1.5, 0.8, 2.0]]}, "segments must all have the largest"),
-        ({"segments": [[6, 1.5, 0.2, 2.0]]}, "expected_batch_size must be"),
-        ({"rates_digest": None}, "expected_batch_size must be"),
+        ({"segments": [[6, 1.5, 0.2, 2.0]]}, "expected_batch_size = 2.0 must be at most"),
+        ({"rates_digest": None}, "expected_batch_size = "),
     ):
         assert words in refusal(Plan.from_json, json.dumps(json.loads(plan.to_json()) | change))
     assert "sampling_rates" in refusal(Plan.of, Plan(None, DELTA, 8, 0.5, None, 1.0, 1).segments, plan)

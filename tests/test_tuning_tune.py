@@ -237,7 +237,9 @@ def test_padding_needs_a_law_that_ends(forced):
 def test_plans_and_data_that_do_not_fit_are_refused():
     alone = Plan(target_epsilon=8.0, target_delta=1e-5, dataset_size=SIZE, sampling_probability=1.0, steps=2)
     assert "plan has no repetitions" in refusal(run, alone)
-    other = Plan.of(GEOMETRIC.segments, GEOMETRIC, dataset_size=SIZE + 1)
+    size = SIZE + 1
+    segments = [each._replace(expected_batch_size=each.sampling_probability * size) for each in GEOMETRIC.segments]
+    other = Plan.of(segments, GEOMETRIC, dataset_size=size)
     assert "must be (41,)" in refusal(run, other)
     assert "key must be 32 bytes" in refusal(run, GEOMETRIC, key=b"short")
     assert "score must be a function" in refusal(run, GEOMETRIC, score=3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -154,7 +154,7 @@ def tune_on_subset(
         # DP-SGD divides each noisy sum by this expected batch size, which does not depend on the secret sample
         batch = plan.expected_batch_size(setting, final)
         segment = Segment(0, setting.steps, noise, setting.sampling_probability, batch)
-        return Plan.of([segment], target_delta=plan.target_delta, dataset_size=size)
+        return _OfSample.of([segment], target_delta=plan.target_delta, dataset_size=size)
 
     for each, final in itertools.product(plan.settings, (False, True)):
         require_side_by_side(run_of(each, final, plan.dataset_size), **shared)
@@ -195,6 +195,14 @@ def tune_on_subset(
     params = jax.tree.map(lambda x: x[0], trainer(setting, True)(*one, key_words([secret.root(b"final")])))
     status = "tuned" if found else "none"
     return SubsetTuned(params, config, drawn, setting, value, status, plan.epsilon, plan.mechanism, plan.cost)
+
+
+class _OfSample(Plan):
+    """Plan of a run on a secret sample.  Its size is not known beforehand, so it does not set the batch size."""
+
+    @staticmethod
+    def _require_sizes(settings: dict[str, Any], segments: Sequence[Segment]) -> None:
+        """Allow any batch size: Poisson samples are drawn by the rate, and the size only divides the noisy sums."""
 
 
 def extrapolated(

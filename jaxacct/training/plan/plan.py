@@ -10,7 +10,7 @@ import math
 import operator
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NoReturn, Protocol, Self
 
@@ -21,7 +21,17 @@ from jaxacct.calibration.search import status_of_upper_end
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import COUNT, NOISE, NON_NEGATIVE, POSITIVE, PROBABILITY, InputError, check, with_hints
+from jaxacct.core.validation import (
+    COUNT,
+    NOISE,
+    NON_NEGATIVE,
+    POSITIVE,
+    PROBABILITY,
+    InputError,
+    check,
+    check_one,
+    with_hints,
+)
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
@@ -62,7 +72,8 @@ UNUSUAL = {"candidates": "iid", "unit": "record"} | dict.fromkeys(
     ("cap", "noise", "groups", "early_stop", "rates_digest")
 )
 """Usual values of settings; a plan's document holds such a setting only if its value differs."""
-_SEGMENT_NUMBERS = {"steps": COUNT, "noise_multiplier": NOISE, "sampling_probability": PROBABILITY}
+_RATE = replace(PROBABILITY, lower_open=True, remedy="use a {name} above 0 and at most 1")
+_SEGMENT_NUMBERS = {"steps": COUNT, "noise_multiplier": NOISE, "sampling_probability": _RATE}
 _SEGMENT_NUMBERS |= {"expected_batch_size": POSITIVE}
 """Numbers of a segment, in the order in which a document lists them, and the values that each may have."""
 
@@ -193,9 +204,6 @@ class Plan(PlanRequest):
                 raise InputError("expected_batch_size and batch_size say the same thing twice; leave one of them out")
             expected_batch_size = batch_size
         given: dict[str, Any] = locals() | {"rates_digest": None}
-        for name in ("target_delta", "dataset_size"):
-            if given[name] is None:
-                raise InputError(f"{name} is missing; a plan needs the {name.replace('_', ' ')}")
         request = PlanRequest(**solver.checked({name: given[name] for name in solver.DEFAULTS}))
         self._hold(vars(request), solver.solve(request))
 
@@ -206,27 +214,43 @@ class Plan(PlanRequest):
         segments : the stretches of the run, from step 0, each beginning where the previous one ends.
         like : a plan from which the new plan takes its other settings; None for the defaults.
         changed : settings by name, which replace those; noise_multiplier and filter may be among them.
+
+        Raises
+        ------
+        InputError : the segments do not follow one another, or contradict themselves or another setting.
         """
         names = (*_TERMS, *UNUSUAL, "sampling_rates", "repetitions", "filter")
         kept = {} if like is None else {name: getattr(like, name) for name in names}
-        known = solver.DEFAULTS | {"filter": None}
-        unknown = sorted(changed.keys() - known.keys())
-        if unknown:
-            raise InputError(f"{unknown[0]} is no setting of a plan; use one of {', '.join(sorted(known))}")
-        settings = known | kept | changed
-        chosen: Filter | None = settings.pop("filter")
+        known = {*names, "noise_multiplier"}
+        if unknown := sorted(changed.keys() - known):
+            raise InputError(f"{unknown[0]} is no setting of a plan of segments; use one of {', '.join(sorted(known))}")
+        plan = cls._of_rows([tuple(segment)[1:] for segment in segments], kept | changed)
+        for place, (given, own) in enumerate(zip(segments, plan.segments, strict=True)):
+            if given[0] != own.start:
+                raise InputError(
+                    f"segments[{place}].start = {given[0]!r:.40} must be {own.start}, the number of steps before it; "
+                    "let each segment begin where the one before ends"
+                )
+        return plan
+
+    @classmethod
+    def _of_rows(cls, rows: Sequence[Sequence[Any]], given: dict[str, Any]) -> Self:
+        """Return the plan of some settings and of unchecked segments, each given as its `_SEGMENT_NUMBERS`."""
+        settings = solver.DEFAULTS | {"filter": None} | given
+        chosen = _filter(settings.pop("filter"))
         settings = solver.checked({**settings, "data_dependent": chosen is not None})
-        given = settings["noise_multiplier"]
-        noise = segments[0].noise_multiplier if given is None else given
         if settings["sampling"] == rules.TRUNCATED and settings["cap"] is None:
             raise InputError("cap is missing; give the largest batch of truncated Poisson sampling")
+        segments, noise = _segments(rows), settings["noise_multiplier"]
+        noise = segments[0].noise_multiplier if noise is None else noise
         plan = object.__new__(cls)
-        plan._hold(settings, Solution(tuple(segments), noise, chosen, cap=settings["cap"]))
+        plan._hold(settings, Solution(segments, noise, chosen, cap=settings["cap"]))
         return plan
 
     def _hold(self, settings: dict[str, Any], solution: Solution) -> None:
         """Set all fields; `sampling_probability` and `expected_batch_size` become averages over the steps."""
         segments, noise, chosen, epsilon, cap = solution
+        self._require_sizes(settings, segments)
         steps, size = segments[-1].end, settings["dataset_size"]
         batch = math.fsum(s.steps * s.expected_batch_size for s in segments) / steps
         rate = batch / size * (settings["groups"] or 1)
@@ -241,10 +265,34 @@ class Plan(PlanRequest):
         one_round = settings["sampling"] == rules.ALLOCATION and len(own) == 1
         averages |= {"slots": int(nearest_slots(segments[0].sampling_probability)) if one_round else None, "cap": cap}
         if settings["sampling"] in rules.WITH_NOISE:
-            averages["noise"] = _strategy_of_run(settings["noise"], settings["groups"], segments, size)
+            averages["noise"] = _strategy_of_run(settings["noise"], settings["groups"], segments)
         vars(self).update(settings | averages | {"segments": segments, "filter": chosen})
         if epsilon is not None:
             vars(self)["epsilon"] = epsilon  # the solver has found it already
+
+    @staticmethod
+    def _require_sizes(settings: dict[str, Any], segments: Sequence[Segment]) -> None:
+        """Raise InputError unless each segment's rate, by which it is accounted for, is that of its batch size."""
+        n, groups, sampling = settings["dataset_size"], settings["groups"] or 1, settings["sampling"]
+        for place, (_, _, _, rate, size) in enumerate(segments):
+            must, right = f"sampling_probability * dataset_size = {n * rate!r}", size * groups / n
+            near = math.isclose(n * rate, size * groups, rel_tol=1e-9)
+            if settings["rates_digest"] is not None:  # `rate` is the largest rate
+                must, near = f"at most {must}", size <= n * rate * (1.0 + 1e-9)
+            elif sampling in rules.OF_ONE_SIZE:
+                must, near = f"{must}, a whole number,", near and rate == right and size == round(size)
+            elif sampling == rules.ALLOCATION:
+                right = 1.0 / slots_for(n, size)
+                must, near = f"{must} for whole slots, such as {n * right!r},", near and rate == right
+            elif sampling == rules.CYCLIC:
+                must = f"sampling_probability * dataset_size / groups = {n * rate / groups!r}"
+                near = near and round(n * rate / size) == groups
+            if not near:
+                other = f", or the rate {right!r}" if right <= 1.0 else ""
+                raise InputError(
+                    f"segments[{place}].expected_batch_size = {size!r} must be {must} at sampling_probability = "
+                    f"{rate!r}; use that{other}"
+                )
 
     @property
     def truncation(self) -> tuple[int, int]:
@@ -494,19 +542,15 @@ class Plan(PlanRequest):
             raise InputError(f"plan must be an object with the keys {', '.join(wanted)}")
         if node["format"] != _FORMAT or node["version"] != _VERSION or type(node["version"]) is not int:
             raise InputError(f"plan: format and version must be {_FORMAT!r} and {_VERSION}, which this release reads")
-        rows = node["segments"]
-        if not isinstance(rows, list) or not 0 < len(rows) <= _MAX_SEGMENTS:
-            raise InputError(f"plan: segments must be a list of 1 to {_MAX_SEGMENTS} segments")
         settings = {name: node[name] for name in (*_TERMS, "noise_multiplier")}
         if settings["sampling"] == rules.FIXED and settings["relation"] in solver.DISPLACING:
             # in older versions an absent record left its place empty, which is "zero_out" now
             settings["relation"] = "zero_out"
-        for name in ("target_delta", "dataset_size", "noise_multiplier"):
-            if settings[name] is None:
-                raise InputError(f"plan: {name} is missing; give a number")
+        if settings["noise_multiplier"] is None:
+            raise InputError("plan: noise_multiplier is missing; give a number")
         free = {"type": "PureDP", "epsilon": 0.0}
         settings["repetitions"] = _read("law", node["repetitions"], "Selection", mechanism=free, bound="worst_case")
-        settings["filter"] = _filter(node["filter"])
+        settings["filter"] = node["filter"]
         settings |= {name: node.get(name, usual) for name, usual in UNUSUAL.items()}
         once = {"type": "SingleParticipation"}
         around = {"noise_multiplier": 1.0, "participation": once}
@@ -515,21 +559,7 @@ class Plan(PlanRequest):
         needed = {rules.CYCLIC: ("noise", "groups"), rules.ORDER: ("noise",)}.get(str(settings["sampling"]), ())
         if any(settings[name] is None for name in needed):
             raise InputError(f"plan: {' and '.join(needed)} must be given with sampling = {settings['sampling']!r}")
-        plan = cls.of(_segments(rows), **settings)
-        for place, segment in enumerate(plan.segments):
-            rate, size = segment.sampling_probability, segment.expected_batch_size
-            near = math.isclose(plan.dataset_size * rate, size * (plan.groups or 1), rel_tol=1e-9) and rate > 0.0
-            if plan.rates_digest is not None:  # `rate` is the largest rate, so the batch may be smaller than rate * n
-                near = size <= plan.dataset_size * rate * (1.0 + 1e-9)
-            if plan.sampling in rules.OF_ONE_SIZE:
-                near = near and rate == size / plan.dataset_size and size == round(size)
-            elif plan.sampling == rules.ALLOCATION:
-                near = near and rate == 1.0 / slots_for(plan.dataset_size, size)
-            if not near:
-                raise InputError(
-                    f"plan: segments[{place}]: expected_batch_size must be sampling_probability * dataset_size"
-                )
-        return plan
+        return cls._of_rows(node["segments"], settings)
 
     def __eq__(self, other: object) -> bool:
         """Return whether two plans have the same settings and segments, to the last digit."""
@@ -695,36 +725,36 @@ def load(text: str) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def _segments(rows: list[Any]) -> list[Segment]:
-    """Return the segments of a plan's document, which holds a list of numbers for each."""
+def _segments(rows: Sequence[Sequence[Any]]) -> tuple[Segment, ...]:
+    """Return the segments of a run from step 0, given the numbers of each; raise InputError for what no plan has."""
+    if not isinstance(rows, list) or not 0 < len(rows) <= _MAX_SEGMENTS:
+        raise InputError(f"segments must be a list of 1 to {_MAX_SEGMENTS} segments; give so many")
     found: list[Segment] = []
     for place, row in enumerate(rows):
-        if not isinstance(row, list) or len(row) != len(_SEGMENT_NUMBERS):
-            raise InputError(f"plan: segments[{place}] must be a list of {', '.join(_SEGMENT_NUMBERS)}")
+        if not isinstance(row, list | tuple) or len(row) != len(_SEGMENT_NUMBERS):
+            raise InputError(f"segments[{place}] must be a list of {', '.join(_SEGMENT_NUMBERS)}; give all of them")
         items = zip(_SEGMENT_NUMBERS.items(), row, strict=True)
         steps, *rest = (check(f"segments[{place}].{name}", value, rule) for (name, rule), value in items)
         if any(np.ndim(value) for value in (steps, *rest)):
-            raise InputError(f"plan: segments[{place}] must hold numbers; found a list")
+            raise InputError(f"segments[{place}] must hold numbers; found a list, give one number for each")
         start = found[-1].end if found else 0
         found.append(Segment(start, int(steps), *(float(value) for value in rest)))
-    return found
+    return tuple(found)
 
 
 def _filter(node: object) -> Filter | None:
-    """Return a document's Renyi filter, None for null, else raise InputError.  `Plan.promised` checks the budget."""
+    """Return a plan's Renyi filter or None, else raise InputError.  `Plan.promised` checks the budget."""
     if node is None:
         return None
-    if not isinstance(node, list) or len(node) != 2:
-        raise InputError("plan: filter must be a list of its order and its budget, or null")
-    order, budget = (float(check("filter", value, POSITIVE)) for value in node)
+    if not isinstance(node, list | tuple) or len(node) != 2:
+        raise InputError("filter must be a list of its order and its budget, or None; give one of them")
+    order, budget = (check_one("filter", value, POSITIVE, "give its order and its budget") for value in node)
     if not order > 1.0:
-        raise InputError(f"plan: the order of the filter = {order!r} must be > 1")
+        raise InputError(f"filter: its order = {order!r} must be > 1; use such an order")
     return Filter(order, budget)
 
 
-def _strategy_of_run(
-    strategy: Strategy, groups: int | None, segments: Sequence[Segment], dataset_size: int
-) -> Strategy:
+def _strategy_of_run(strategy: Strategy, groups: int | None, segments: Sequence[Segment]) -> Strategy:
     """Return the strategy for the run's steps; raise InputError for noise beyond float32, or without accounting."""
     known = strategy.for_steps(segments[-1].end)
     if groups is not None:
@@ -745,8 +775,6 @@ def _strategy_of_run(
                 "with correlated noise earlier steps would cost more afterwards: let it stay or rise"
             )
         require_kept("expected_batch_size", before[3:] == after[3:])
-    if groups is not None and blocks(segments, rules.CYCLIC, dataset_size)[0].length != groups:
-        raise InputError("expected_batch_size must be sampling_probability * dataset_size / groups; use that")
     return known
 
 

@@ -104,6 +104,9 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
     if SAME[rules.FIXED] == found["sampling"]:  # "shuffled" is the same rule; plans and ledgers store "fixed_batches"
         found["sampling"] = rules.FIXED
     choice("sampling", found["sampling"], rules.SAMPLING)
+    for name in ("target_delta", "dataset_size"):
+        if found[name] is None:
+            raise InputError(f"{name} is missing; a plan needs the {name.replace('_', ' ')}")
     if found["relation"] is None:
         found["relation"] = usual_relation(rules.FIXED if found["sampling"] == rules.ORDER else found["sampling"])
     choice("relation", found["relation"], RELATIONS)
