@@ -8,7 +8,7 @@ import warnings
 import numpy as np
 import pytest
 from helpers import refusal
-from training_cases import DELTA, PLAN, mu2, note, written
+from training_cases import DELTA, FULL, PLAN, mu2, note, written
 from training_runs import still_trainer
 
 import jaxacct as ja
@@ -146,6 +146,96 @@ def test_a_fragment_may_end_within_a_character(path):
         assert mu2(Ledger.read(path)) == pytest.approx(worst)
         with Ledger.open(path) as ledger:
             assert mu2(ledger) == pytest.approx(worst) and ledger.runs["r"].torn == 1
+
+
+def mu2_of(ledger, run):
+    return sum(count / release.noise_multiplier**2 for release, count in ledger.releases(run).items())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("dear", "cheap"), ("cheap", "dear"), ("r", "r2", "r22"), ("r22", "r", "r2"), ("é", "è", "e"), ('"', "\\", "")],
+)
+@pytest.mark.parametrize("writer", [0, -1])
+@pytest.mark.parametrize("known", ["plans", "steps"])
+def test_a_cut_off_line_counts_for_every_run_that_it_can_be_of(path, names, writer, known):
+    """Wherever the line is cut off: no run, and not all runs together, cost less than with the whole line."""
+    noise = {name: 0.5 + number for number, name in enumerate(names)}
+    plans = {name: Plan(**FULL, steps=9, noise_multiplier=sigma) for name, sigma in noise.items()}
+    first, *others = names
+    with Ledger.create(path, plans[first], run=first) as ledger:
+        for name in others:
+            ledger.begin(plans[name], run=name)
+        for name in names if known == "steps" else ():
+            ledger.run = name
+            note(ledger, 0, noise=noise[name])
+    before = path.read_bytes()
+    name = names[writer]
+    with Ledger.open(path, run=name) as ledger:
+        note(ledger, 1, noise=noise[name])
+    whole = path.read_bytes()
+    of_whole = {run: mu2_of(Ledger.read(path), run) for run in names}
+    start = len(before)
+    head = b'{"kind": "step", "run": '
+    name_ends = whole.index(b", ", start + len(head))
+    for end in range(start + 1, len(whole) - 1):
+        path.write_bytes(whole[:end])
+        ledger = Ledger.read(path)
+        assert all(mu2_of(ledger, run) >= of_whole[run] - 1e-12 for run in names), end
+        counted = {run: ledger.runs[run].torn for run in names}
+        assert counted[name] == 1, end
+        if end > name_ends:
+            assert sum(counted.values()) == 1, end
+        if end <= start + len(head):
+            assert sum(counted.values()) == len(names), end
+        if end % 7 == 0:  # `open` writes down what `read` counted, and a second one changes nothing
+            for _ in range(2):
+                with Ledger.open(path) as opened:
+                    assert opened.releases() == ledger.releases()
+                    assert {run: opened.runs[run].torn for run in names} == counted
+
+
+def test_a_step_of_the_dear_run_never_counts_for_the_cheap_one_alone(path):
+    given = {"target_delta": DELTA, "dataset_size": 100, "steps": 50}
+    dear = Plan(**given, sampling_probability=0.5, noise_multiplier=0.5)
+    cheap = Plan(**given, sampling_probability=0.01, noise_multiplier=20.0)
+    with Ledger.create(path, dear, run="dear") as ledger:
+        ledger.begin(cheap, run="cheap")
+    before = len(path.read_bytes())
+    with Ledger.open(path, run="dear") as ledger:
+        ledger.record(0, "k", "b", 0.5, 0.5)
+    whole = path.read_bytes()
+    least = float(Ledger.read(path).epsilon(DELTA).upper)
+    assert least > 5.0
+    for cut in (1, 5, 15, 24, 25, 30, 36, 45):
+        path.write_bytes(whole[: before + cut])
+        for run in (None, "dear"):
+            assert float(Ledger.read(path).epsilon(DELTA, run=run).upper) >= least, (cut, run)
+    with Ledger.open(path, run="cheap") as ledger:
+        assert float(ledger.epsilon(DELTA).upper) >= least
+    assert float(Ledger.read(path).epsilon(DELTA, run="dear").upper) >= least
+
+
+@pytest.mark.parametrize("text", ['{"kind": "step", "run": "nobody", "step"', '{"kind": "torn", "run": "nobody"'])
+def test_a_name_that_no_run_has_may_be_of_any(path, text):
+    with Ledger.create(path, PLAN, run="a") as ledger:
+        ledger.begin(PLAN, run="b")
+    path.write_bytes(path.read_bytes() + text.encode())
+    ledger = Ledger.read(path)
+    assert [ledger.runs[run].torn for run in "ab"] == [1, 1]
+
+
+def test_a_cut_off_line_leaves_no_room_for_the_dear_step(path):
+    """The budget of the current run counts the step that a cut-off line of another run can have been."""
+    dear = Plan(**FULL, steps=1, noise_multiplier=1.0)
+    spent = float(dear.epsilon.upper)
+    cheap = Plan(target_epsilon=0.9 * spent, **FULL, steps=5)
+    with Ledger.create(path, dear, run="dear") as ledger:
+        ledger.begin(cheap, run="cheap")
+        assert cheap.allows(ledger, 0)
+    path.write_bytes(path.read_bytes() + b'{"kind": "ste')
+    with Ledger.open(path) as ledger:
+        assert ledger.run == "cheap" and not cheap.allows(ledger, 0)
 
 
 # What is no ledger

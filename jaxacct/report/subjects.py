@@ -416,7 +416,8 @@ def _assumed_of_ledger(ledger: Ledger, delta: float) -> list[str]:
         run = f"In the run “{safe(name)}” "
         if spent.torn:
             found.append(
-                f"{run}{spent.torn} step(s) were cut off in the file. Each counts as the most it can have been."
+                f"{run}{spent.torn} step(s) were cut off in the file, or may have been, where the run's name was cut "
+                "off, too. Each counts as the most it can have been."
             )
         if spent.again:
             found.append(f"{run}{spent.again} step(s) were repeated with other randomness. They count again.")

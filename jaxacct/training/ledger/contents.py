@@ -17,7 +17,7 @@ from jaxacct.mechanisms import Mechanism, compose, repeat
 from jaxacct.mechanisms.base import weakest
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
 from jaxacct.representations.renyi_divergences import epsilon_from_renyi, renyi_curve
-from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step, Torn, run_of
+from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step, Torn, runs_of
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.segments import Segment, gathered, stand_ins
 from jaxacct.training.plan.solver import DISPLACING
@@ -366,10 +366,12 @@ class Contents:
             spent.shared = spent.next if entry.plan.shared else None
         headers.append(entry)
 
-    def torn(self, fragment: bytes) -> Torn:
-        """Return the costliest step that a cut-off line can have held: with its run's least noise and highest rate."""
-        name = run_of(fragment)
-        name = name if name in self.runs else self.run
+    def torn(self, fragment: bytes) -> list[Torn]:
+        """Return one step for each run that a cut-off line can be of, since each run may be claimed by itself."""
+        return [self._costliest(name) for name in runs_of(fragment, self.runs)]
+
+    def _costliest(self, name: str) -> Torn:
+        """Return the costliest step that a cut-off line of a run can have held: its least noise and highest rate."""
         known = [*self.runs[name].releases]
         for line in self.headers[name]:
             known += [Release(line.plan.sampling, *s[2:4], *line.plan.truncation) for s in line.plan.segments]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -154,16 +153,19 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
 
 def looks_like_a_step(fragment: bytes) -> bool:
     """Return whether a cut-off line may be the beginning of a `step` or a `torn` entry."""
-    return any(fragment.startswith(one) or one.startswith(fragment) for one in (_STEP, _TORN))
+    return any(_may_begin(fragment, kind) for kind in (_STEP, _TORN))
 
 
-def run_of(fragment: bytes) -> str | None:
-    """Return the run's name from the beginning of a `step` or `torn` line; None if the name is missing or cut off."""
-    found = re.match(rb'\{"kind": "(?:step|torn)", "run": ("(?:[^"\\]|\\.)*")', fragment)
-    try:
-        return json.loads(found[1]) if found else None
-    except ValueError:
-        return None
+def runs_of(fragment: bytes, runs: Iterable[str]) -> list[str]:
+    """Return the runs that a cut-off `step` or `torn` line can be of; all of them if it has none of their names."""
+    known = list(runs)
+    heads = {run: [kind + f'"run": {json.dumps(run)}, '.encode() for kind in (_STEP, _TORN)] for run in known}
+    return [run for run in known if any(_may_begin(fragment, head) for head in heads[run])] or known
+
+
+def _may_begin(fragment: bytes, head: bytes) -> bool:
+    """Return whether a line of which `fragment` is left may have begun with `head`."""
+    return fragment.startswith(head) or head.startswith(fragment)
 
 
 def words(name: str, value: Any, longest: int = 256) -> str:

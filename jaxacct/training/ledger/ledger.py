@@ -21,7 +21,7 @@ from jaxacct.mechanisms import Mechanism, PureDP, batch_shape
 from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.training.ledger import format as ledger_format
 from jaxacct.training.ledger.contents import STOPPED_EARLY, Contents, ahead, one_unit, room
-from jaxacct.training.ledger.format import Line, Run, Seen, Spend, Step
+from jaxacct.training.ledger.format import Chain, Line, Run, Seen, Spend, Step
 from jaxacct.training.plan import Plan
 
 
@@ -157,6 +157,7 @@ class Ledger(Contents):
 
     `record` puts the line of a step on the disk before the step's noisy sum is used, so a crash can only make the
     ledger overstate the spending.  A step's line that a crash cuts off counts as the costliest that it can have been.
+    If it is cut off before its run's name ends, it counts for each run that it can be of.
 
     Steps whose entries agree in every field are exact replays and count once.  A repeated step whose entry differs
     counts again.  So equal fingerprints must mean outputs equal to the last bit: a repeated step whose output can
@@ -435,20 +436,25 @@ class Ledger(Contents):
         if not entries:
             return
         with self.lock:
-            content, chains = b"", self._chains[-1:]
-            for entry in entries:
-                line, chain = ledger_format.encode(entry, chains[-1])
-                content += line
-                chains.append(chain)
+            content, chains = self._encoded(entries)
             try:
                 self._file.append(content)
-                self._chains += chains[1:]
+                self._chains += chains
                 for entry in entries:
                     self.count(entry)
             except BaseException:  # the counts may now differ from the file, so close the file
                 with contextlib.suppress(OSError):
                     self._file.close()
                 raise
+
+    def _encoded(self, entries: Sequence[Line]) -> tuple[bytes, list[Chain]]:
+        """Return the next lines of the file as bytes, and the checksums after each of them."""
+        content, chains = b"", self._chains[-1:]
+        for entry in entries:
+            line, chain = ledger_format.encode(entry, chains[-1])
+            content += line
+            chains.append(chain)
+        return content, chains[1:]
 
     def _catch_up(self, mend: bool) -> None:
         """Count all lines of the file.  A step that a crash cut off counts as `Torn`.  `mend` repairs the last line."""
@@ -467,10 +473,11 @@ class Ledger(Contents):
         if fragment and ledger_format.looks_like_a_step(fragment):
             torn = self.torn(fragment)
             if mend:
-                line, chain = ledger_format.encode(torn, self._chains[-1])
-                self._file.replace_end(end, line)
-                self._chains.append(chain)
-            self.count(torn)
+                content, chains = self._encoded(torn)
+                self._file.replace_end(end, content)
+                self._chains += chains
+            for one in torn:
+                self.count(one)
         elif mend and fragment:
             self._file.file.truncate(end)
             self._file.file.seek(end)
