@@ -181,6 +181,94 @@ def test_every_relation_has_its_sentences(relation):
     assert made.claims[0].upper == float(ja.epsilon(ja.Gaussian(2.0), 1e-5, relation=relation).upper)
 
 
+# Groups of records
+
+
+SEVERAL = {
+    "run": (ja.dp_sgd(1.0, 0.01, 100, group=3), 3),
+    "step": (ja.PoissonSampled(ja.Gaussian(2.0), 0.01, group=7), 7),
+    "without replacement": (ja.SampledWithoutReplacement(ja.Gaussian(2.0), 0.1, group=3, dataset_size=100), 3),
+    "with replacement": (ja.SampledWithReplacement(ja.Gaussian(4.0), 10, 1000, group=2), 2),
+    "allocation": (ja.RandomAllocation(ja.Gaussian(4.0), 10, group=3), 3),
+    "repeated": (ja.repeat(ja.repeat(ja.PoissonSampled(ja.Gaussian(2.0), 0.01, group=4), 2), 5), 4),
+    "two sizes": (ja.compose(ja.dp_sgd(2.0, 0.01, 10, group=5), ja.dp_sgd(2.0, 0.02, 10, group=3)), 3),
+    "a part of one": (ja.compose(ja.dp_sgd(2.0, 0.01, 10, group=5), ja.Gaussian(9.0)), 1),
+    "a run of one": (ja.compose(ja.dp_sgd(2.0, 0.01, 10, group=5), ja.dp_sgd(2.0, 0.01, 10)), 1),
+    "nested": (ja.compose(ja.repeat(ja.compose(ja.Gaussian(9.0), ja.dp_sgd(2.0, 0.01, 2, group=2)), 2)), 1),
+    "one": (ja.dp_sgd(2.0, 0.01, 10), 1),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_a_page_says_how_many_records_its_claim_covers(name):
+    """The claim holds for the smallest group of all parts, where a part without a group covers one record."""
+    mechanism, group = SEVERAL[name]
+    made = report(mechanism, delta=1e-5)
+    text = parsed(made).text
+    assert made.claims[0].group == group
+    if group == 1:
+        assert "If one record were added or taken out" in text and "counts as several records" in text
+        assert "group of up to" not in text
+        return
+    for words in (
+        f"If one group of up to {group} records were added or taken out",
+        f"add or remove one group of up to {group} records:",
+        f"Up to {group} of them are protected together",
+        f"of the groups of up to {group} records that were not used",
+        f"took a group of up to {group} records to be used",
+        f"says nothing about a person who counts as more than {group} records",
+    ):
+        assert words in text, words
+    for words in ("one record were", "one record:", "several records", "the records that were"):
+        assert words not in text, words
+
+
+@pytest.mark.parametrize(
+    ("relation", "words"),
+    [
+        ("add_one", "result without a group of up to 3 records is at most"),
+        ("remove_one", "result with a group of up to 3 records is at most"),
+        ("replace_one", "If one group of up to 3 records were replaced by another"),
+        ("zero_out", "If the contribution of one group of up to 3 records were set to zero"),
+    ],
+)
+def test_every_relation_of_a_group_has_its_sentences(relation, words):
+    run, bounds = ja.dp_sgd(1.0, 0.01, 10, group=3), ja.epsilon(ja.Gaussian(2.0), 1e-5)
+    assert words in in_words(Claim("x", "epsilon", 1e-5, relation, bounds, run))
+    said = wording.of_group(3, wording.RELATIONS[relation])
+    assert "one group of up to 3 records" in said and "number of groups" not in said and "one record" not in said
+
+
+def test_a_choice_among_runs_of_a_group_covers_the_group():
+    run = selection.select(ja.dp_sgd(8.0, 0.01, 10, group=2), selection.PointMass(2))
+    assert Claim("x", "epsilon", 1e-5, "add_or_remove_one", None, run).group == 2
+    test = ja.ProposeTestRelease(ja.dp_sgd(8.0, 0.01, 10, group=2), 1.0, 20.0)
+    assert Claim("x", "epsilon", 1e-5, "add_or_remove_one", None, test).group == 1
+
+
+def test_rows_of_several_groups_each_say_theirs():
+    given = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "steps": 100, "delta": 1e-5}
+    groups = [3, 1]
+    made = report(sweep([given | {"group": group} for group in groups], progress=False))
+    text = parsed(made).text
+    assert [claim.group for claim in made.claims] == [3, 1]
+    assert "If one group of up to 3 records were" in text and "If one record were" in text
+    assert "counts as more records than its neighbouring relation names" in text and "several records" not in text
+    listed = wording.limits({3, 2})[0]  # of a row in detail, and of a row in the table alone
+    assert "counts as more records than its neighbouring relation names" in listed
+
+
+def test_a_ledger_covers_the_smallest_group_of_its_entries(path):
+    with Ledger.create(path, PLAN, run="r") as ledger:
+        ledger.spend(ja.dp_sgd(2.0, 0.01, 10, group=3), "one release")
+        ledger.seen(PLAN.steps)
+    assert report(path).claims[0].group == 3
+    with Ledger.open(path) as ledger:
+        note(ledger, 0)
+    made = report(path)
+    assert made.claims[0].group == 1 and "If one record were" in parsed(made).text
+
+
 def test_rows_of_a_result(tmp_path):
     result = sweep(RUN, progress=False)
     result.to_csv(tmp_path / "r.csv")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.text import outward
 from jaxacct.mechanisms import Mechanism
+from jaxacct.mechanisms.combinators import Composed, Repeated
+from jaxacct.selection.any_selection import AnySelection
 
 
 def safe(text: str) -> str:
@@ -23,6 +25,13 @@ def up(value: float, digits: int) -> str:
 def down(value: float, digits: int) -> str:
     """Write a number with at most `digits` significant digits, rounded down."""
     return outward(value, f".{digits}g", up=False)
+
+
+def records_covered(mechanism: Mechanism | None) -> int:
+    """Return how many records together a guarantee of the mechanism covers: the smallest `group` of its parts."""
+    if isinstance(mechanism, Composed | Repeated | AnySelection):
+        return min(map(records_covered, mechanism.inside()), default=1)
+    return int(getattr(mechanism, "group", 1))
 
 
 CLAIMABLE = ("certified", "bound")
@@ -80,6 +89,11 @@ class Claim:
     def upper(self) -> float:
         """The upper end of `bounds`; NaN if `bounds` is None."""
         return math.nan if self.bounds is None else float(self.bounds.upper)
+
+    @property
+    def group(self) -> int:
+        """How many records the claim covers together, such as those of one person; 1 if `mechanism` is None."""
+        return records_covered(self.mechanism)
 
     @property
     def kind(self) -> str:

@@ -22,7 +22,7 @@ from jaxacct.core.text import percent, plain_percent
 from jaxacct.core.validation import OPEN_PROBABILITY, InputError, check_one
 from jaxacct.interop.documents import to_json
 from jaxacct.report import page, wording
-from jaxacct.report.claim import Claim, down, safe, up
+from jaxacct.report.claim import Claim, down, records_covered, safe, up
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings, attacker_curve, readings_of
 from jaxacct.report.subjects import Subject, subject_of
 from jaxacct.sweeps.table import out_path
@@ -210,7 +210,8 @@ def _blocks(
     kinds = [claim.kind for claim in subject.claims if claim.kind]
     yield page.Items(wording.assumptions(subject.mechanisms, kinds, subject.assumed, subject.unit))
     yield page.Heading("What the claim does not say")
-    yield page.Items([wording.about(subject.unit, text) for text in wording.LIMITS])
+    groups = {claim.group for claim in subject.claims} | {records_covered(one) for one in subject.mechanisms}
+    yield page.Items([wording.about(subject.unit, text) for text in wording.limits(groups)])
     yield page.Heading("Every mechanism")
     yield subject.spent
     yield page.Heading("How to verify it")
@@ -226,8 +227,9 @@ def _blocks(
 
 def _facts(claim: Claim, unit: str) -> list[tuple[str, str]]:
     known_as = wording.RELATIONS.get(claim.relation)
+    known_as = known_as and wording.of_group(claim.group, known_as)
     relation = wording.about(unit, known_as) if known_as else safe(claim.relation)[:60]
-    facts = [("Neighbouring relation", f"{relation}."), ("Unit of privacy", wording.UNIT[unit])]
+    facts = [("Neighbouring relation", f"{relation}."), ("Unit of privacy", wording.unit_of(unit, claim.group))]
     if claim.bounds is not None:
         lower, kind, meaning = float(claim.bounds.lower), claim.kind, KINDS.get(claim.kind.split(":")[0], "")
         bracket = f"{down(lower, 9)} <= {claim.quantity} <= {up(claim.upper, 9)}"
@@ -254,7 +256,7 @@ def _risk(claim: Claim, readings: Readings | None, level: int, unit: str) -> Ite
         f"These are limits for every attacker, also one who knows all other {unit}s, the program and its settings. "
         f"The kind of these figures is {' or '.join(kinds)}."
     )
-    yield page.Items([wording.about(unit, text) for text in wording.risks(readings, claim.relation)])
+    yield page.Items([wording.about(unit, text) for text in wording.risks(readings, claim.relation, claim.group)])
     told = "; ".join(f"at {plain_percent(fpr)} at most {percent(readings.rate(fpr))}" for fpr in FALSE_POSITIVE_RATES)
     yield page.Picture(
         attacker_curve(readings),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from jaxacct.core.text import percent, plain_percent
@@ -27,8 +28,6 @@ UNIT = {
     "user": "One user: all examples of a user together, which the run sampled and clipped as one.",
 }
 LIMITS = (
-    "It says nothing about a person who counts as several records. Such a person has a weaker guarantee than one "
-    "record has.",
     "It does not say that nothing can be learnt about a person. What the data as a whole show can be true of somebody "
     "whose data were never used.",
     "It covers the outputs listed on this page, and nothing else. A training loss, validation scores on private data, "
@@ -140,6 +139,38 @@ def about(unit: str, text: str) -> str:
     return text.replace("record", unit)
 
 
+def of_group(group: int, text: str) -> str:
+    """Replace each record by a group of up to `group` records, in a sentence of this package about one record."""
+    if group == 1:
+        return text
+    return re.sub(r"(?<!number of )\brecord(s?)\b", rf"group\1 of up to {group:,} records", text)
+
+
+def unit_of(unit: str, group: int) -> str:
+    """Return what is protected: one unit, or a group of them."""
+    return UNIT[unit] + (f" Up to {group:,} of them are protected together." if group > 1 else "")
+
+
+def limits(groups: Collection[int]) -> list[str]:
+    """Return what claims do not say.  `groups` has the numbers of records that they cover together."""
+    if len(groups) > 1:
+        persons = (
+            "No claim says anything about a person who counts as more records than its neighbouring relation names. "
+            "Such a person has a weaker guarantee."
+        )
+    elif max(groups) > 1:
+        persons = (
+            f"It says nothing about a person who counts as more than {max(groups):,} records. Such a person has a "
+            "weaker guarantee."
+        )
+    else:
+        persons = (
+            "It says nothing about a person who counts as several records. Such a person has a weaker guarantee than "
+            "one record has."
+        )
+    return [persons, *LIMITS]
+
+
 def mechanisms_in(mechanism: Mechanism) -> Iterable[Mechanism]:
     """Yield a mechanism and the mechanisms inside it, except for those inside a matrix mechanism."""
     yield mechanism
@@ -197,7 +228,7 @@ def in_words(claim: Claim) -> str:
     would = "is" if claim.happened else "would be"
     only = " in one direction only" if claim.relation in ("add_one", "remove_one") else ""
     private = f"({shown['epsilon']}, {shown['delta']})-differentially private{only}"
-    return f"What {would} released is {private}. {change}, plus {shown['delta']}."
+    return f"What {would} released is {private}. {of_group(claim.group, change)}, plus {shown['delta']}."
 
 
 _TELLS = {
@@ -224,7 +255,7 @@ _ACCUSES = (
 """The texts for all other relations."""
 
 
-def risks(readings: Readings, relation: str) -> list[str]:
+def risks(readings: Readings, relation: str, group: int = 1) -> list[str]:
     """Return the readings as sentences; each figure is the upper end of its bracket, rounded up."""
     sentence, belief, what = _TELLS.get(relation, _ACCUSES)
     prior, found = plain_percent(readings.prior), []
@@ -244,4 +275,4 @@ def risks(readings: Readings, relation: str) -> list[str]:
         "The membership advantage, which is the true-positive rate less the false-positive rate, is at most "
         f"{percent(float(readings.advantage.upper))} for every attacker. 0 % is no leak, 100 % is certainty."
     )
-    return found
+    return [of_group(group, text) for text in found]
