@@ -9,7 +9,6 @@ from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.text import outward
 from jaxacct.mechanisms import Mechanism
 from jaxacct.mechanisms.combinators import Composed, Repeated
-from jaxacct.selection.any_selection import AnySelection
 
 
 def safe(text: str) -> str:
@@ -29,6 +28,8 @@ def down(value: float, digits: int) -> str:
 
 def records_covered(mechanism: Mechanism | None) -> int:
     """Return how many records together a guarantee of the mechanism covers: the smallest `group` of its parts."""
+    from jaxacct.selection.any_selection import AnySelection  # imports SciPy, which is slow
+
     if isinstance(mechanism, Composed | Repeated | AnySelection):
         return min(map(records_covered, mechanism.inside()), default=1)
     return int(getattr(mechanism, "group", 1))

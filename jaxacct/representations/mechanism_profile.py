@@ -494,8 +494,8 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     for row in np.unique(rows[open_]):
         at = open_ & (rows == row)
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
-        shared = hard[at].any() and one.engine == "auto"
-        for each in (replace(one, engine="lattice"), one) if shared else (one,):
+        by_lattice = [replace(one, engine="lattice")] if one.engine == "auto" else []
+        for each in [*by_lattice, one] if hard[at].any() else [one, *by_lattice[: int(exact[row])]]:
             found = _tradeoff_by_slopes(each, wanted[at], rtol)
             both = _agreed(profile, np.maximum(low[at], found.low), np.minimum(high[at], found.high))
             low[at], high[at] = both
@@ -568,8 +568,8 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), 65)
     if inner.size < fpr.size:
         epsilon = np.union1d(epsilon, farthest)
-    if profile.engine == "lattice":  # add eps = 0, where the two directions meet and delta has a kink
-        epsilon = np.union1d(epsilon, 0.0)
+    if profile.engine == "lattice":
+        epsilon = np.union1d(epsilon, _kinks(profile))
     # at the slope e^eps = 0 delta is 1
     x, below, above = (np.append(first, each) for first, each in zip((0.0, 1.0, 1.0), ends(epsilon), strict=True))
     low, high = np.zeros(fpr.shape), np.ones(fpr.shape)
@@ -595,6 +595,14 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         order = np.argsort(x)
         x, below, above = x[order], below[order], above[order]
     return _agreed(profile, low, high)
+
+
+def _kinks(profile: Profile) -> list[float]:
+    """Return the eps at which delta may bend: 0, where directions meet, and the losses of runs that sample no record."""
+    parts = components(profile.mechanism, profile.relation, "remove")
+    with np.errstate(divide="ignore"):
+        missed = float(np.sum(parts.gauss_n[0] * np.log1p(-parts.gauss_q[0])))
+    return [0.0, *(loss for loss in (missed, -missed) if abs(loss) < 20.0)]
 
 
 def _agreed(profile: Profile, low: np.ndarray, high: np.ndarray) -> Interval:
