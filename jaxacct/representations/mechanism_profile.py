@@ -598,7 +598,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
 
 
 def _kinks(profile: Profile) -> list[float]:
-    """Return the eps at which delta may bend: 0, where directions meet, and the losses of runs that sample no record."""
+    """Return the eps at which delta may bend: 0, where directions meet, and the loss of a run without the record."""
     parts = components(profile.mechanism, profile.relation, "remove")
     with np.errstate(divide="ignore"):
         missed = float(np.sum(parts.gauss_n[0] * np.log1p(-parts.gauss_q[0])))
