@@ -22,7 +22,7 @@ from jaxacct.core.bounds import STATUSES
 from jaxacct.core.text import percent
 from jaxacct.interop import to_json
 from jaxacct.report import Claim, report, wording
-from jaxacct.report.claim import down, safe, up
+from jaxacct.report.claim import down, records_covered, safe, up
 from jaxacct.report.page import Code, Facts, Heading, Paragraph, Picture, Rows, html, markdown
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, _above, by_points
 from jaxacct.report.subjects import counted
@@ -197,6 +197,11 @@ SEVERAL = {
     "nested": (ja.compose(ja.repeat(ja.compose(ja.Gaussian(9.0), ja.dp_sgd(2.0, 0.01, 2, group=2)), 2)), 1),
     "one": (ja.dp_sgd(2.0, 0.01, 10), 1),
 }
+
+
+def test_a_claim_covers_the_smallest_group_of_its_parts():
+    for mechanism, group in SEVERAL.values():
+        assert records_covered(mechanism) == group
 
 
 @pytest.mark.parametrize("name", SEVERAL)

@@ -109,6 +109,7 @@ THINNED = {
         "test_the_count_of_an_adaptive_clip_norm_is_hidden",
         "test_two_data_sets_cannot_be_told_apart_by_a_private_score",
     ),
+    "test_report": ("test_a_page_says_how_many_records_its_claim_covers",),
     "test_representations": (
         "test_laplace_moments",
         "test_sampled_gaussian_moments",
@@ -174,6 +175,7 @@ THINNED = {
         "test_in_one_order_the_noise_covers_all_passes",
     ),
     "test_training_ghost_routes": ("test_uses_that_cancel",),
+    "test_training_ledger_mend": ("test_a_cut_off_line_counts_for_every_run_that_it_can_be_of",),
     "test_training_mixing": ("test_operations_within_one_example_are_not",),
     "test_training_recalibrate": ("test_full_batches_through_a_filter",),
     "test_training_resume": ("test_what_a_plan_spent_counts_under_the_next",),

@@ -509,14 +509,26 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
 
 def _of_tests(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     """Bracket the least false negative rate of a test at `fpr`; such a test is about one direction."""
+    f = _tradeoff(profile, fpr)  # at most that of either direction, so that its lower end holds
     if profile.mechanism.symmetric() or len(directions(profile.mechanism, profile.relation)) == 1:
-        return _tradeoff(profile, fpr)
-    if not add_and_remove(profile.mechanism, profile.relation):
-        f = _tradeoff(profile, fpr)  # only a guess without the output is known to be a test
-        return Bounds(f.lower, f.lower, np.clip(1.0 - fpr + 1e-16, f.lower, 1.0), f.kind, f.status, f.engine)
-    each = [_tradeoff(replace(profile, relation=one), fpr) for one in REVERSED]
-    low, middle, high = (np.minimum(*(getattr(f, end) for f in each)) for end in ("lower", "estimate", "upper"))
-    return Bounds(low, middle, high, profile.mechanism.kind_of_bracket(profile.relation), "ok", "tradeoff")
+        return f
+    low, own = f.lower, np.ones(f.lower.shape)
+    high = np.clip(1.0 - fpr + 1e-16, low, 1.0)  # by a guess without the output
+    if add_and_remove(profile.mechanism, profile.relation):
+        # Below f(a) = a tests for a record that is there usually do better, above it tests for one that is missing. The
+        # other direction is asked only where the first leaves a gap.
+        first, wide = f.estimate > fpr, np.ones(low.shape, bool)
+        for turn in (0, 1):
+            for one, leads in (("remove_one", first), ("add_one", ~first)):
+                asked = wide & (leads if turn == 0 else ~leads)
+                if asked.any():
+                    found = _tradeoff(replace(profile, relation=one), np.where(asked, fpr, 1.0))
+                    high = np.where(asked, np.minimum(high, found.upper), high)
+                    own = np.where(asked, np.minimum(own, found.lower), own)
+            if turn == 1:
+                low = np.where(wide, np.maximum(low, own), low)
+            wide = ~is_narrow(1.0 - high, 1.0 - low, profile.rtol)
+    return Bounds(low, np.clip(f.estimate, low, high), high, f.kind, f.status, f.engine)
 
 
 def _smooth(profile: Profile) -> np.ndarray:
