@@ -527,7 +527,7 @@ def _of_tests(profile: Profile, fpr: float | np.ndarray) -> Bounds:
                     own = np.where(asked, np.minimum(own, found.lower), own)
             if turn == 1:
                 low = np.where(wide, np.maximum(low, own), low)
-            wide = ~is_narrow(1.0 - high, 1.0 - low, profile.rtol)
+            wide = ~is_narrow(1.0 - high, 1.0 - low, profile.rtol) & (high - low > 2.0 * (f.upper - f.lower))
     return Bounds(low, np.clip(f.estimate, low, high), high, f.kind, f.status, f.engine)
 
 
