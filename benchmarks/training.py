@@ -4,7 +4,8 @@
 
 The network is the small convolutional one of 26,010 parameters for 28 x 28 images that the tutorials of DP-SGD
 libraries share; a batch has 256 examples.  The kinds of steps are timed in turn, round by round, so that other work on
-the machine slows all alike; before each timed step, one of its kind runs untimed.  Rows of jax_privacy are left out
+the machine slows all alike.  A turn takes some .05 seconds after a step that is not timed: a training loop goes on with
+one kind, and the first step after those of another kind finds no memory at hand.  Rows of jax_privacy are left out
 where it is not installed.  Rows of Opacus come from a process of the interpreter PYTHON, which has torch and opacus.
 The process waits while the others work.
 
@@ -50,6 +51,8 @@ SIZE = 60_000
 """Examples of the data set."""
 CLIP_NORM = 1.0
 """Norm to which gradients are clipped."""
+TURN = 0.05
+"""Seconds for which steps of one kind are timed before the next kind's turn."""
 LOOKS = 500
 """Calls of the log's `look` that are timed together: to read the CPU clock takes longer than one call."""
 NOISE = 1.1
@@ -239,10 +242,12 @@ def before_running(module, params, batch, data):
 
 
 def seconds_of(run):
-    """(wall, CPU of all threads), for steps in this process."""
-    begin, cpu = time.perf_counter(), time.process_time()
-    jax.block_until_ready(run())
-    return time.perf_counter() - begin, time.process_time() - cpu
+    """(wall, CPU of all threads) of a step in this process: the mean of the steps that fit into TURN seconds."""
+    begin, cpu, steps = time.perf_counter(), time.process_time(), 0
+    while not steps or time.perf_counter() - begin < TURN:
+        jax.block_until_ready(run())
+        steps += 1
+    return (time.perf_counter() - begin) / steps, (time.process_time() - cpu) / steps
 
 
 def measure(name, module, rounds, opacus):
