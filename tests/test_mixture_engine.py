@@ -293,3 +293,19 @@ def test_one_step_of_any_mixture_is_bracketed():
             exact = max(of_p - grown * of_q if sign > 0 else of_q - grown * of_p, 0)
             low, _, high = delta_of_step(Part(1.0, (1.0,), 0.0, (BranchLaw(shift, weight, sign),)), eps)
             assert low <= exact <= high, (shift, weight, sign, eps)
+
+
+def test_a_delta_below_float64_is_not_0():
+    """The old code gave [0, 0] at eps 38, and a false upper end of epsilon at delta = 1e-318, where exp loses digits."""
+    law = ja.MixtureOfGaussians(1.0, [0.0, 1.0], [0.75, 0.25])
+    for run, eps in ((law, 38.0), (law, 200.0), (ja.repeat(law, 2), 100.0), (ja.compose(law, ja.Gaussian(1.0)), 120.0)):
+        for relation in ("add_or_remove_one", "remove_one"):
+            found = ja.delta(run, eps, relation=relation)
+            assert found.lower == 0.0 < found.upper <= 2e-305
+    with mpmath.workdps(60):
+        most = float(ja.epsilon(law, 1e-318).upper)
+        if most < 1e4:
+            u = mpmath.log((mpmath.exp(most) - 0.75) / 0.25) + 0.5
+            mass = 0.75 * mpmath.ncdf(-u) + 0.25 * mpmath.ncdf(1 - u) - mpmath.exp(most) * mpmath.ncdf(-u)
+            assert mass <= mpmath.mpf(1e-318)
+    assert ja.delta(law, 1.0, relation="add_one").upper == 0.0  # the largest loss is log(4/3)

@@ -17,6 +17,7 @@ import scipy
 
 from jaxacct.core.floats import FAILURES, ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.engines import closed_form
+from jaxacct.engines.contour import LEAST_DELTA, LOWEST_LOG_DELTA
 from jaxacct.engines.protocol import Answer
 from jaxacct.kernels.arrays import logsumexp
 from jaxacct.kernels.contour import mixture as kernel
@@ -203,7 +204,7 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float
     for _, nodes in sorted(known, key=lambda one: abs(one[0] - epsilon))[:CONTOURS_READ]:
         low, mid, high = kernel.delta_bracket(nodes, epsilon)
         if low <= mid <= high < np.inf and high - low <= NARROW:
-            return float(np.exp(low)), float(np.exp(mid)), float(np.exp(high))
+            return _from_logs(low, mid, high)
     low, mid, high = UNKNOWN
     try:
         for attempt in range(2):
@@ -220,7 +221,12 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float
         pass
     if not (low <= high < np.inf and np.isfinite(mid)):
         return _delta_by_chernoff(parts, epsilon)
-    return float(np.exp(low)), float(np.exp(mid)), float(np.exp(high))
+    return _from_logs(low, mid, high)
+
+
+def _from_logs(low: float, mid: float, high: float) -> Ends:
+    """Return a bracket of delta from one of log delta. Exponentials that may have lost digits are moved outward."""
+    return float(np.exp(low)) if low > LOWEST_LOG_DELTA else 0.0, float(np.exp(mid)), max(math.exp(high), LEAST_DELTA)
 
 
 def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
@@ -230,7 +236,7 @@ def _delta_by_chernoff(parts: list[Part], epsilon: float) -> Ends:
     except FAILURES:
         return UNKNOWN
     log_delta = np.min(logs - at * epsilon * (1.0 - 1e-12))
-    return (0.0, float(np.exp(log_delta)), float(np.exp(log_delta))) if np.isfinite(log_delta) else UNKNOWN
+    return _from_logs(-np.inf, log_delta, log_delta) if np.isfinite(log_delta) else UNKNOWN
 
 
 def _epsilon_by_chernoff(parts: list[Part], log_delta: float) -> Ends:
@@ -403,7 +409,7 @@ def _branch(law: BranchLaw, epsilon: float) -> tuple[float, float]:
     gain, cost = float(np.exp(first)), float(np.exp(min(second, 700.0)))
     squares = (u * u if np.isfinite(u) else 0.0) + float(np.square(shift[-1])) + abs(epsilon)
     doubt = ROUNDING + ROUNDING_OF_SQUARES * squares + np.expm1(gap)
-    return max(gain - cost, 0.0), doubt * (gain + cost)
+    return max(gain - cost, 0.0), doubt * (gain + cost) + LEAST_DELTA
 
 
 def _log_rest(law: BranchLaw) -> float:
