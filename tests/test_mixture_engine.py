@@ -296,7 +296,7 @@ def test_one_step_of_any_mixture_is_bracketed():
 
 
 def test_a_delta_below_float64_is_not_0():
-    """The old code gave [0, 0] at eps 38, and a false upper end of epsilon at delta = 1e-318, where exp loses digits."""
+    """The old code gave [0, 0] at eps 38, and a false upper end of epsilon at delta = 1e-318."""
     law = ja.MixtureOfGaussians(1.0, [0.0, 1.0], [0.75, 0.25])
     for run, eps in ((law, 38.0), (law, 200.0), (ja.repeat(law, 2), 100.0), (ja.compose(law, ja.Gaussian(1.0)), 120.0)):
         for relation in ("add_or_remove_one", "remove_one"):
