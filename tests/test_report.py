@@ -190,7 +190,7 @@ SEVERAL = {
     "without replacement": (ja.SampledWithoutReplacement(ja.Gaussian(2.0), 0.1, group=3, dataset_size=100), 3),
     "with replacement": (ja.SampledWithReplacement(ja.Gaussian(4.0), 10, 1000, group=2), 2),
     "allocation": (ja.RandomAllocation(ja.Gaussian(4.0), 10, group=3), 3),
-    "repeated": (ja.repeat(ja.repeat(ja.PoissonSampled(ja.Gaussian(2.0), 0.01, group=4), 2), 5), 4),
+    "repeated": (ja.repeat(ja.repeat(ja.PoissonSampled(ja.Gaussian(90.0), 1.0, group=4), 2), 5), 4),
     "two sizes": (ja.compose(ja.dp_sgd(2.0, 0.01, 10, group=5), ja.dp_sgd(2.0, 0.02, 10, group=3)), 3),
     "a part of one": (ja.compose(ja.dp_sgd(2.0, 0.01, 10, group=5), ja.Gaussian(9.0)), 1),
     "a run of one": (ja.compose(ja.dp_sgd(2.0, 0.01, 10, group=5), ja.dp_sgd(2.0, 0.01, 10)), 1),
@@ -252,7 +252,7 @@ def test_a_choice_among_runs_of_a_group_covers_the_group():
 
 
 def test_rows_of_several_groups_each_say_theirs():
-    given = {"noise_multiplier": 1.0, "sampling_probability": 0.01, "steps": 100, "delta": 1e-5}
+    given = {"noise_multiplier": 90.0, "sampling_probability": 1.0, "steps": 100, "delta": 1e-5}
     groups = [3, 1]
     made = report(sweep([given | {"group": group} for group in groups], progress=False))
     text = parsed(made).text
@@ -265,7 +265,7 @@ def test_rows_of_several_groups_each_say_theirs():
 
 def test_a_ledger_covers_the_smallest_group_of_its_entries(path):
     with Ledger.create(path, PLAN, run="r") as ledger:
-        ledger.spend(ja.dp_sgd(2.0, 0.01, 10, group=3), "one release")
+        ledger.spend(ja.dp_sgd(90.0, 1.0, 10, group=3), "one release")
         ledger.seen(PLAN.steps)
     assert report(path).claims[0].group == 3
     with Ledger.open(path) as ledger:
