@@ -270,7 +270,7 @@ def test_the_largest_loss_is_that_of_the_rate(rate):
 
 @np.errstate(all="ignore")
 def test_one_step_of_any_mixture_is_bracketed():
-    """Without slack, in extended precision, near every loss that the step has."""
+    """The exact delta is computed in extended precision, at eps that are losses of the step. No slack is allowed."""
     rng = np.random.default_rng(8)
     with mpmath.workdps(80):
         for _ in range(60):

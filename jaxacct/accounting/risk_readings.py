@@ -151,12 +151,13 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 ROUNDS = 14
 """Largest number of rounds that add tangents where the upper bound of mu is largest."""
 MOST_TANGENTS = 300
-"""Brackets that are not "ok" by then get rounds that add tangents to many cells at once, until a row has more tangents
-than this. These rounds begin sooner if a round narrows none of these brackets enough (`STALLED`)."""
+"""Brackets that are not "ok" after the first rounds get further rounds. Each of these adds tangents to many cells. They
+end once a row has more tangents than this. They begin sooner if a round narrows no bracket enough (`STALLED`)."""
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
 STALLED = 0.8
-"""A row ends if a round leaves more than this share of the width, and it is "ok" or many cells got a tangent."""
+"""A round has stalled if it leaves more than this share of a row's width. A stalled row ends if it is "ok", or if the
+round added tangents to many cells."""
 ADDED = 3
 """Number of tangents that each of the first ROUNDS rounds adds to a row."""
 KNOWN_WIDTH = 0.004

@@ -56,7 +56,7 @@ def total_variation(parts: Components) -> np.ndarray:
         present, s = parts.gauss_n > 0, 1.0 / parts.gauss_sigma
         each = np.where(present, parts.gauss_n * parts.gauss_q * _of_gaussian(s), 0.0)
         one_by_one = _of_gaussian(parts.mu) + np.sum(each, axis=1)
-        # chi^2 + 1 is a product over the steps. Numbers below 1e-300 may underflow, so they are raised to it.
+        # chi^2 + 1 is a product over the steps. Each term is at least 1e-300, so that none underflows.
         each = np.where(present, parts.gauss_n * np.log1p(np.maximum(parts.gauss_q**2 * np.expm1(s * s), 1e-300)), 0.0)
         plain = np.where(parts.mu > 0.0, np.maximum(parts.mu * parts.mu, 1e-300), 0.0)
         total = np.fmin(one_by_one, 0.5 * np.sqrt(np.expm1(plain + np.sum(each, axis=1))))

@@ -529,7 +529,7 @@ def _refuse_other_words(names: Sequence[str], cells: Mapping[str, Any], places: 
 
 
 def _asked_elsewhere() -> dict[str, str]:
-    """Return the words that other questions take and no row of a sweep, each with the end of its refusal."""
+    """Return {word: end of the message that refuses it}. Other questions take these words, no row of a sweep does."""
     from jaxacct.accounting.account import epsilon
     from jaxacct.calibration import any_parameter, noise_rate_steps
     from jaxacct.selection import select

@@ -157,7 +157,7 @@ def looks_like_a_step(fragment: bytes) -> bool:
 
 
 def runs_of(fragment: bytes, runs: Iterable[str]) -> list[str]:
-    """Return the runs that a cut-off `step` or `torn` line can be of; all of them if it has none of their names."""
+    """Return the runs that may have written a cut-off `step` or `torn` line. If it names none of them, return all."""
     known = list(runs)
     heads = {run: [kind + f'"run": {json.dumps(run)}, '.encode() for kind in (_STEP, _TORN)] for run in known}
     return [run for run in known if any(_may_begin(fragment, head) for head in heads[run])] or known

@@ -235,7 +235,7 @@ class Plan(PlanRequest):
 
     @classmethod
     def _of_rows(cls, rows: Sequence[Sequence[Any]], given: dict[str, Any]) -> Self:
-        """Return the plan of some settings and of unchecked segments, each given as its `_SEGMENT_NUMBERS`."""
+        """Make a plan from settings and from one row of `_SEGMENT_NUMBERS` for each segment. Both are checked here."""
         settings = solver.DEFAULTS | {"filter": None} | given
         chosen = _filter(settings.pop("filter"))
         settings = solver.checked({**settings, "data_dependent": chosen is not None})
@@ -726,7 +726,7 @@ def load(text: str) -> Any:
 
 
 def _segments(rows: Sequence[Sequence[Any]]) -> tuple[Segment, ...]:
-    """Return the segments of a run from step 0, given the numbers of each; raise InputError for what no plan has."""
+    """Make a run's segments, the first at step 0, from the numbers of each. Raise InputError for impossible ones."""
     if not isinstance(rows, list) or not 0 < len(rows) <= _MAX_SEGMENTS:
         raise InputError(f"segments must be a list of 1 to {_MAX_SEGMENTS} segments; give so many")
     found: list[Segment] = []

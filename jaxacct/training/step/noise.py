@@ -72,7 +72,7 @@ def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
 
 
 def _rows(leaf: Any) -> Any:
-    """Return an array's entries as 32 rows, a column for each unit of noise; zeros fill the last row up."""
+    """Return an array's entries in 32 rows. Each column belongs to one unit of noise. Zeros fill up the last row."""
     units = -(-leaf.size // UNIT)
     return jnp.pad(leaf.reshape(-1), (0, UNIT * units - leaf.size)).reshape(UNIT, units)
 
