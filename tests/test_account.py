@@ -279,8 +279,9 @@ def test_one_repetition_is_the_mechanism_itself(mechanism):
 def test_a_delta_below_the_mass_at_infinity_of_several_releases_says_so():
     """Epsilon is infinite at the first delta. The old code gave a finite lower end, with the status "width"."""
     inside = ja.compose(ja.Gaussian(2.0), ja.ApproximateDP(0.1, 1e-4))
-    for step in (ja.PoissonSampled(inside, 0.1), ja.SampledWithoutReplacement(inside, 0.1)):
-        found = ja.epsilon(step, [9.99e-6, 1.1e-5])
+    fixed = (ja.SampledWithoutReplacement(inside, 0.1), "replace_one")
+    for step, relation in ((ja.PoissonSampled(inside, 0.1), "add_or_remove_one"), fixed):
+        found = ja.epsilon(step, [9.99e-6, 1.1e-5], relation=relation)
         assert found.status[0] == "mass_at_infinity" and found.lower[0] == np.inf and found.upper[1] < np.inf
 
 

@@ -28,6 +28,7 @@ from jaxacct.mechanisms import (
     repeat,
 )
 from jaxacct.mechanisms.combinators import Composed, Repeated
+from jaxacct.mechanisms.finite import answers_at_random
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection import Selection
 
@@ -36,6 +37,9 @@ _RELATIONS = {
     privacy_accountant.NeighboringRelation.REPLACE_ONE: "replace_one",
     privacy_accountant.NeighboringRelation.REPLACE_SPECIAL: "zero_out",
 }
+
+
+_TREE = "SingleEpochTreeAggregationDpEvent"
 
 
 class _RefusedEvent(privacy_accountant.UnsupportedEventError, InputError):
@@ -52,6 +56,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     * REPLACE_SPECIAL is `zero_out`: the special record contributes 0 and keeps its place. jax_privacy defaults to it.
     * Randomized response is refused under ADD_OR_REMOVE_ONE, for which it has no definition. Under
       REPLACE_SPECIAL the special record's answer is drawn uniformly from all answers, as dp_accounting defines it.
+    * A guarantee (such as ZCDpEvent) holds for the accountant's relation alone. So it gains little from a sample that
+      brings other neighbours in (jaxacct/mechanisms/README.md, "Sampled guarantees").
     * A refused event raises UnsupportedEventError, which here is a ValueError too.
 
     Parameters
@@ -193,7 +199,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             repeat(step, count)
             self._check(step.mechanism, 1)
             return
-        if self._relation == "add_or_remove_one" and _answers_at_random(step):
+        if self._relation == "add_or_remove_one" and answers_at_random(step):
             raise InputError(
                 "neighboring_relation must be `REPLACE_ONE` or `REPLACE_SPECIAL` for RandomizedResponseDpEvent"
             )
@@ -209,9 +215,12 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
         """Refuse tree aggregation under "add_or_remove_one", and discrete Gaussian vectors under "replace_one"."""
         for each in events_inside(event):
             name = type(each).__name__
-            if name == "SingleEpochTreeAggregationDpEvent" and self._relation == "add_or_remove_one":
+            if name == _TREE and self._relation == "add_or_remove_one":
                 needed = "neighboring_relation must be REPLACE_SPECIAL or REPLACE_ONE for trees"
                 refuse(each, "", f"{needed}; added records move others")
+            if name not in (_TREE, "ComposedDpEvent", "SelfComposedDpEvent"):
+                if any(type(inner).__name__ == _TREE for inner in events_inside(each)):
+                    refuse(each, "", "trees must not be sampled; leave out the sampling, which leaks no less")
             if name == "DiscreteGaussianDpEvent" and self._relation == "replace_one" and each.dimension != 1:
                 vector = "ZCDpEvent(2 * sensitivity**2 / sigma**2)"
                 refuse(each, "", f"dimension must be 1 under REPLACE_ONE; use {vector} for vectors")
@@ -224,13 +233,9 @@ def _expand(step: Mechanism, count: int, relation: str) -> None:
         components(repeat(step, count), relation, direction)
 
 
-def _answers_at_random(step: Mechanism) -> bool:
-    return isinstance(step, RandomizedResponse) or any(_answers_at_random(inner) for inner in step.inside())
-
-
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
-    """Return the mechanism. Under "zero_out" a pair (its law, the uniform law) replaces each randomized response."""
-    if relation != "zero_out" or not _answers_at_random(mechanism):
+    """Return the mechanism. Under "zero_out" a pair (its law, the uniform law) replaces unsampled random answers."""
+    if relation != "zero_out" or not answers_at_random(mechanism):
         return mechanism
 
     def zeroed(node: Any) -> Any:
@@ -240,7 +245,8 @@ def _under(mechanism: Mechanism, relation: str) -> Mechanism:
         uniform = 1.0 / node.categories * (1.0 - 4.0 * ROUNDOFF)
         return FiniteOutput([truth, 1.0 - truth], [uniform, 1.0 - uniform])
 
-    changed: Mechanism = jax.tree.map(zeroed, mechanism, is_leaf=lambda node: isinstance(node, RandomizedResponse))
+    step = lambda node: isinstance(node, Mechanism) and not isinstance(node, Repeated | Composed)
+    changed: Mechanism = jax.tree.map(zeroed, mechanism, is_leaf=step)
     return changed.validated()
 
 

@@ -143,6 +143,10 @@ class Mechanism(ABC):
         """Return whether adding a record may push another out of a batch. Then zero_out differs from add/remove."""
         return any(mechanism.displaces() for mechanism in self.inside())
 
+    def zeroed_apart(self) -> bool:
+        """Return whether zero_out may have another pair than add/remove."""
+        return self.displaces() or any(mechanism.zeroed_apart() for mechanism in self.inside())
+
     def validated(self) -> Self:
         """Return the mechanism rebuilt through its constructor, which checks every field."""
         values = {}

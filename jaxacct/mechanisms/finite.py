@@ -22,7 +22,7 @@ from jaxacct.core.validation import (
     check_int,
     refuse_where,
 )
-from jaxacct.mechanisms.base import BaseMechanism, FinitePair, FinitePart, Part, register
+from jaxacct.mechanisms.base import BaseMechanism, FinitePair, FinitePart, Mechanism, Part, register
 
 SUM_LIMIT = 1e-12
 """The sum of a probability vector may differ from 1 by at most this; the vector is divided by its sum."""
@@ -199,6 +199,16 @@ def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePar
     return FinitePart(np.where(mass > 0.0, loss, 0.0), mass, np.broadcast_to(infinity, shape))
 
 
+def with_sample_revealed(pair: FinitePair, rate: np.ndarray) -> FinitePair:
+    """Return the pair of a step that also tells whether the record is in the sample. At each eps, delta is q times it."""
+    q = np.asarray(rate, np.float64)
+    shape = np.broadcast_shapes(pair.loss.shape[:-1], q.shape)
+    wide = lambda values, last: np.concatenate([_atoms(values, shape), np.broadcast_to(last, shape)[..., None]], -1)
+    p, absent = (wide(q[..., None] * mass, 1.0 - q) for mass in (pair.p, pair.q))
+    excess = None if pair.excess is None else wide(pair.excess, 0.0)
+    return FinitePair(wide(pair.loss, 0.0), p, absent, q * pair.p_infinity, q * pair.q_infinity, excess)
+
+
 def once(pair: FinitePair, direction: str) -> list[tuple[Part, np.ndarray]]:
     """Return one unsampled release with this pair, in the form that `Mechanism.expand` returns."""
     return [(sample_pair(pair, np.asarray(1.0), direction), np.asarray(1.0))]
@@ -253,8 +263,9 @@ class FiniteOutput(FiniteMechanism):
     """Mechanism with finitely many outputs: probabilities ``p`` with the record and ``q`` without it.
 
     delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add. Under ``replace_one`` p and q
-    are the laws for the two values of the record, in either order (README.md, "Two orders of a replaced record"). No
-    other pair of neighbours may have a larger delta at any eps.
+    are the laws for the two values of the record, in either order (README.md, "Two orders of a replaced record"), and
+    so they are inside `SampledWithoutReplacement`. A zeroed record counts as no record. No other pair of neighbours may
+    have a larger delta at any eps.
 
     Parameters
     ----------
@@ -322,6 +333,22 @@ class FiniteOutput(FiniteMechanism):
         pair = self.pair()
         here, there = _sorted_law(pair.loss, pair.p), _sorted_law(-pair.loss, pair.q)
         return bool(np.array_equal(here, there) and np.array_equal(pair.p_infinity, pair.q_infinity))
+
+
+def only_stated(mechanism: Mechanism) -> bool:
+    """Return whether a guarantee is in it. A guarantee holds for the relation of the question, and says no more."""
+    inside = mechanism.inside()
+    known = mechanism.of_every_relation() or isinstance(mechanism, FiniteOutput)
+    return any(map(only_stated, inside)) if inside else not known
+
+
+def answers_at_random(mechanism: Mechanism) -> bool:
+    return isinstance(mechanism, RandomizedResponse) or any(map(answers_at_random, mechanism.inside()))
+
+
+def absence_unknown(mechanism: Mechanism, relation: str) -> bool:
+    """Return whether the pair under the relation says nothing of the law of a batch without the record."""
+    return relation in ("zero_out", "replace_one") and (only_stated(mechanism) or answers_at_random(mechanism))
 
 
 def sums(values: np.ndarray) -> np.ndarray:

@@ -41,6 +41,7 @@ from jaxacct.mechanisms.finite import (
     FiniteOutput,
     PureDP,
     RandomizedResponse,
+    absence_unknown,
     sample_pair,
 )
 from jaxacct.mechanisms.profile import BracketedProfile, direction_of, pair_above, pair_below, stacked, stacked_parts
@@ -147,7 +148,7 @@ class RandomAllocation(Mechanism):
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         if self._finite():
-            return str(self.mechanism.kind_under(relation, composed))
+            return "bound" if self._reveals(relation) else str(self.mechanism.kind_under(relation, composed))
         return "certified" if self.symmetric() else "bound"
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
@@ -165,10 +166,18 @@ class RandomAllocation(Mechanism):
         """Return whether the base has finitely many outputs, so that all laws are exact."""
         return isinstance(self.mechanism, FINITE_BASES)
 
-    def _laws(self) -> list[AllocatedLaw]:
-        """Return the loss law of every configuration, in the flat order of the batch."""
+    def _reveals(self, relation: str) -> bool:
+        """Return whether the record's slots are taken as public, since the base's law without it is not known."""
+        return self._finite() and absence_unknown(self.mechanism, relation) and not self._plain().all()
+
+    def zeroed_apart(self) -> bool:
+        return self._reveals("zero_out")
+
+    def _laws(self, revealed: bool = False) -> list[AllocatedLaw]:
+        """Return every configuration's loss law, in the flat order of the batch. `revealed`: the record's slots are."""
         shape = batch_shape(self)
-        numbers = (np.broadcast_to(x, shape).ravel() for x in (self.slots, self.participations))
+        slots = self.participations if revealed else self.slots
+        numbers = (np.broadcast_to(x, shape).ravel() for x in (slots, self.participations))
         places = list(np.ndindex(shape))
         rows = [(element(self, index).mechanism, t, k) for index, t, k in zip(places, *numbers, strict=True)]
         for index, row in zip(places, rows, strict=True):
@@ -183,7 +192,8 @@ class RandomAllocation(Mechanism):
                     "relation = 'replace_one' is not supported for RandomAllocation of a mechanism with finitely many "
                     "outputs, whose laws are those with a record and without it; claim nothing for it"
                 )
-            part = stacked_parts([law.part(direction, below) for law in self._laws()], shape)
+            laws = self._laws(self._reveals(relation))
+            part = stacked_parts([law.part(direction, below) for law in laws], shape)
             return [(part, np.asarray(1.0))]
         names = (self.mechanism.noise_multiplier, self.slots, self.participations, self.group)
         sigma, slots, taken, group = (np.broadcast_to(np.asarray(x, np.float64), shape) for x in names)

@@ -37,7 +37,14 @@ from jaxacct.mechanisms.base import (
     register,
     rows_in,
 )
-from jaxacct.mechanisms.finite import log_mixture, once, sample_pair
+from jaxacct.mechanisms.finite import (
+    absence_unknown,
+    log_mixture,
+    once,
+    only_stated,
+    sample_pair,
+    with_sample_revealed,
+)
 from jaxacct.mechanisms.gaussian_mixtures import (
     LOSS_OF_PRESENCE,
     Branch,
@@ -61,6 +68,7 @@ from jaxacct.mechanisms.sampled_releases import (
     pair_of_releases,
     part_below_sampled,
     replaced_pair,
+    replaced_pair_in_two_steps,
 )
 
 NEGLIGIBLE = 1e-25
@@ -76,6 +84,9 @@ class PoissonSampled(OfGaussianMixtures):
 
     Let (P, Q) be the base's pair. The pair of the sampled step is ((1-q) Q + q P, Q) for remove, and (Q, (1-q) Q + q P)
     for add. The rates of nested samplings multiply. Under ``replace_one`` the answer is a bound for 0 < q < 1.
+
+    A guarantee as base, such as `PureDP`, is for the relation of the question. Under ``zero_out`` and ``replace_one`` it
+    says nothing of a batch without the record. So the sample then counts as public, and delta is q times the base's.
 
     ``PoissonSampled(compose(Gaussian(1.0), Laplace(5.0)), 0.01)`` runs both mechanisms on one sample (README.md,
     "Several releases from one sample"). A composition of sampled mechanisms draws a new sample for each of them.
@@ -129,6 +140,10 @@ class PoissonSampled(OfGaussianMixtures):
             else:
                 pairs = [mixture_pair(shift, weight) for shift, weight in contributions]
             return once(stacked(pairs, batch_shape(self)), direction)
+        if self._reveals(relation):
+            each = isinstance(base, BaseMechanism)
+            pair = base.finite_pair(relation) if each else pair_of_releases(base, _under(relation))
+            return once(with_sample_revealed(pair, rate), direction)
         if relation == "replace_one" and self._draws():
             return once(replaced_pair(base, rate, batch_shape(self)), direction)
         if isinstance(base, BaseMechanism):
@@ -154,7 +169,7 @@ class PoissonSampled(OfGaussianMixtures):
         rate, inner = Fraction(float(self.sampling_probability)), self.mechanism.infinity_exactly(relation, direction)
         if self.group > 1 or inner is None:
             return None
-        return rate * inner if direction == "remove" or rate == 1 else Fraction(0)
+        return rate * inner if direction == "remove" or rate == 1 or self._reveals(relation) else Fraction(0)
 
     def symmetric(self) -> bool:
         base, _ = self._flat()
@@ -162,7 +177,7 @@ class PoissonSampled(OfGaussianMixtures):
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         base, rate = self._flat()
-        if self.group > 1 or (relation == "replace_one" and self._draws()):
+        if self.group > 1 or self._bounds(relation):
             return "bound"
         if isinstance(base, BaseMechanism):
             return super().kind_under(relation, composed) if base == self._flat(up=True)[0] else "bound"
@@ -172,13 +187,12 @@ class PoissonSampled(OfGaussianMixtures):
         base, _ = self._flat()
         if super().has_bracket():
             return super().kind_of_bracket(relation, composed)
-        bound = relation == "replace_one" and self._draws()
-        return "bound" if bound else base.kind_of_bracket(relation, composed)
+        return "bound" if self._bounds(relation) else base.kind_of_bracket(relation, composed)
 
     def several(self, relation: str) -> Several | None:
         """Return the sample's releases, or None if there is only one, or if their profile does not determine delta."""
         base, rate = self._flat()
-        if isinstance(base, BaseMechanism) or (relation == "replace_one" and self._draws()):
+        if isinstance(base, BaseMechanism) or self._bounds(relation):
             return None
         replaced = relation == "replace_one"
         return Several(base, rate, {side: relation if replaced else f"{side}_one" for side in DIRECTIONS})
@@ -187,6 +201,16 @@ class PoissonSampled(OfGaussianMixtures):
         """Return whether any record is drawn with a probability strictly between 0 and 1."""
         rate = self._flat()[1]
         return bool(np.any((rate > 0.0) & (rate < 1.0)))
+
+    def zeroed_apart(self) -> bool:
+        return self._reveals("zero_out") or super().zeroed_apart()
+
+    def _bounds(self, relation: str) -> bool:
+        return self._reveals(relation) or (relation == "replace_one" and self._draws())
+
+    def _reveals(self, relation: str) -> bool:
+        """Return whether the sample is taken as public, since the base's law without the record is not known."""
+        return absence_unknown(self._flat()[0], relation) and self._draws()
 
     def _innermost(self) -> Mechanism:
         inner = self.mechanism
@@ -519,6 +543,9 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     Under ``zero_out`` a record contributes 0 but keeps its slot. A Gaussian base has a pair of its own for this
     (README.md, "Zero-out where the slot is kept"). Other bases use the pair of ``replace_one``, which is a bound.
 
+    A guarantee as base, such as `PureDP`, is for the relation of the question. Under add, remove and zero-out a
+    replacement is then two steps of it, and the answer a bound (README.md, "Several releases from one sample").
+
     ``group`` = k > 1 protects k records together. Let n = ``dataset_size`` be the size of the larger data set. Each of
     the k in the batch displaces another record, so the pair of a Gaussian of noise multiplier s is (sum_j Hyp_j N(2j,
     s^2), N(0, s^2)), where Hyp_j is the hypergeometric probability that a batch of n g records holds j of the k. It is
@@ -578,7 +605,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
     def _kind(self, relation: str, composed: bool, kind: str) -> str:
         base = self._base()
-        if self.group > 1 or relation == "zero_out":
+        if self.group > 1 or relation == "zero_out" or self._in_two_steps(relation):
             return "bound"
         replaced = relation == "replace_one" and not self._trivial()
         # `joined`: perhaps no single pair of data sets has the whole profile. `rough`: the base's pair is only bounded.
@@ -592,7 +619,9 @@ class SampledWithoutReplacement(OfGaussianMixtures):
             pairs = [self._pair(row, relation) for row in self._rows()]
             return once(stacked(pairs, batch_shape(self)), direction)
         replaced = relation in ("replace_one", "zero_out")
-        if not isinstance(base, BaseMechanism):
+        if self._in_two_steps(relation):
+            pair = replaced_pair_in_two_steps(base)
+        elif not isinstance(base, BaseMechanism):
             pair = pair_of_releases(base, "replace_one")
         elif base.symmetric():
             if not replaced or self._trivial():
@@ -623,7 +652,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     def several(self, relation: str) -> Several | None:
         """Return the sample's releases, or None if there is only one, or if their profile does not determine delta."""
         base = self._base()
-        if isinstance(base, BaseMechanism) or relation == "zero_out":
+        if isinstance(base, BaseMechanism) or relation == "zero_out" or self._in_two_steps(relation):
             return None
         return Several(base, np.asarray(self.sampling_ratio, np.float64), dict.fromkeys(DIRECTIONS, "replace_one"))
 
@@ -633,7 +662,8 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return cast(Mechanism, self.mechanism) if both is None else both[up]
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
-        if self.group > 1 or relation not in LOSS_OF_PRESENCE or not self.mechanism.symmetric():
+        unknown = self.group > 1 or relation not in LOSS_OF_PRESENCE or not self.mechanism.symmetric()
+        if unknown or self._in_two_steps(relation):
             return None
         rate, inner = Fraction(float(self.sampling_ratio)), self.mechanism.infinity_exactly("replace_one", direction)
         if inner is None:
@@ -691,6 +721,11 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
     def displaces(self) -> bool:
         return True
+
+    def _in_two_steps(self, relation: str) -> bool:
+        """Return whether the base's guarantee is for one record more or less, while the sample replaces a record."""
+        same_place = relation == "replace_one" or (relation == "zero_out" and self._trivial())
+        return only_stated(self.mechanism) and not same_place
 
     def _trivial(self) -> bool:
         ratio = np.asarray(self.sampling_ratio, np.float64)

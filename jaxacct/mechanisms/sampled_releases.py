@@ -127,12 +127,31 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
     added = removed if base.symmetric() else _ask(base, grid, "add_one").upper
     eps = np.minimum(log_mixture(grid, np.asarray(q)) * (1.0 + 32.0 * ROUNDOFF), grid)
     share = np.exp(eps - grid)
-    whole = q * ((1.0 - share) * np.minimum(removed, replaced) + share * replaced)
+    whole = q * ((1.0 - share) * removed + share * replaced)
     whole *= 1.0 + 64.0 * ROUNDOFF * (1.0 + grid)
     # the second bound is NaN where neighbouring values of e^loss are equal in float64
     delta = np.minimum(np.fmin(whole, _one_after_the_other(grid, removed, added, eps, q)), 1.0)
     keep = np.isin(eps, spaced(eps))
     return pair_of_profile(eps[keep], delta[keep], delta[keep])
+
+
+def replaced_pair_in_two_steps(base: Mechanism) -> FinitePair:
+    """Return a pair that dominates a replacement, from guarantees for a record that is removed, and for one added."""
+    shape = batch_shape(base)
+    return stacked([_in_two_steps(one) for one in _elements(base, shape)], shape)
+
+
+@functools.lru_cache(maxsize=KEPT)
+def _in_two_steps(base: Mechanism) -> FinitePair:
+    once = _losses(base, "add_or_remove_one")
+    grid = spaced(np.unique(np.concatenate([once, 2.0 * once * (1.0 + 4.0 * ROUNDOFF)])))
+    grid = grid[grid < 600.0]  # e^loss must not overflow
+    removed, added = (_ask(base, grid, relation).upper for relation in ("remove_one", "add_one"))
+    delta = np.minimum(_one_after_the_other(grid, removed, added, grid, 1.0), 1.0)
+    # two steps of loss at most L have a loss of at most 2 L
+    ends = 2.0 * once[-1] if _ask(base, once[-1], "add_or_remove_one").upper == 0.0 else math.inf
+    delta = np.where(grid > ends, 0.0, delta)
+    return pair_of_profile(grid, delta, delta)
 
 
 def _one_after_the_other(

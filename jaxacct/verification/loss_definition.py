@@ -215,6 +215,10 @@ def _beside_others(asked: Asked) -> Asked:
     return replace(asked, alone=False)
 
 
+SUMS = (known.Gaussian, known.Laplace, known.DiscreteGaussian, known.DiscreteLaplace, known.FiniteOutput)
+"""Mechanisms whose law without the record is known, and where a zeroed record is no record."""
+
+
 @defines(known.PoissonSampled)
 def _poisson(asked: Asked, mechanism: Any, sampling_probability: Any, group: int) -> list[Part]:
     rate = asked.rate * ball(sampling_probability)
@@ -222,6 +226,8 @@ def _poisson(asked: Asked, mechanism: Any, sampling_probability: Any, group: int
         return group_of(replace(asked, rate=rate), mechanism, group)
     if asked.relation == "replace_one" and not (rate == 1 or rate.is_zero()):
         raise NotCovered("Poisson sampling under replace_one")
+    if asked.relation == "zero_out" and type(mechanism) not in (*SUMS, known.PoissonSampled) and not rate == 1:
+        raise NotCovered(f"a sampled {type(mechanism).__name__} under zero_out")
     found = losses(replace(asked, rate=arb(1) if rate.is_zero() else rate), mechanism)
     return [] if rate.is_zero() else found
 
@@ -241,6 +247,8 @@ def _without_replacement(
         raise NotCovered("sampling without replacement, composed, under replace_one")
     if not asked.alone and type(mechanism) is known.FiniteOutput:
         raise NotCovered("FiniteOutput sampled without replacement and composed")
+    if asked.relation != "replace_one" and type(mechanism) not in (*SUMS, known.RandomizedResponse):
+        raise NotCovered(f"{type(mechanism).__name__} sampled without replacement under {asked.relation}")
     replaced = replace(asked, relation="replace_one", rate=arb(1) if rate.is_zero() else rate)
     found = losses(replaced, mechanism)
     return [] if rate.is_zero() else found
