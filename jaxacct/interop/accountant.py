@@ -218,9 +218,9 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             if name == _TREE and self._relation == "add_or_remove_one":
                 needed = "neighboring_relation must be REPLACE_SPECIAL or REPLACE_ONE for trees"
                 refuse(each, "", f"{needed}; added records move others")
-            if name not in (_TREE, "ComposedDpEvent", "SelfComposedDpEvent"):
-                if any(type(inner).__name__ == _TREE for inner in events_inside(each)):
-                    refuse(each, "", "trees must not be sampled; leave out the sampling, which leaks no less")
+            composed = name in (_TREE, "ComposedDpEvent", "SelfComposedDpEvent")
+            if not composed and any(type(inner).__name__ == _TREE for inner in events_inside(each)):
+                refuse(each, "", "trees must not be sampled; leave out the sampling, which leaks no less")
             if name == "DiscreteGaussianDpEvent" and self._relation == "replace_one" and each.dimension != 1:
                 vector = "ZCDpEvent(2 * sensitivity**2 / sigma**2)"
                 refuse(each, "", f"dimension must be 1 under REPLACE_ONE; use {vector} for vectors")

@@ -200,7 +200,7 @@ def sample_pair(pair: FinitePair, rate: np.ndarray, direction: str) -> FinitePar
 
 
 def with_sample_revealed(pair: FinitePair, rate: np.ndarray) -> FinitePair:
-    """Return the pair of a step that also tells whether the record is in the sample. At each eps, delta is q times it."""
+    """Return the pair of a step that also tells whether the record is sampled. Its delta is q times the base's."""
     q = np.asarray(rate, np.float64)
     shape = np.broadcast_shapes(pair.loss.shape[:-1], q.shape)
     wide = lambda values, last: np.concatenate([_atoms(values, shape), np.broadcast_to(last, shape)[..., None]], -1)

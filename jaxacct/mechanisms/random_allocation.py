@@ -84,7 +84,8 @@ class RandomAllocation(Mechanism):
     .1172, and random allocation's delta(1) is .0592.
 
     For a base of finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) the
-    answer is exact under add, remove and zero-out, for any number k of participations. A round may have at most
+    answer is exact under add and remove, for any number k of participations. Under ``zero_out`` it is a bound, in which
+    the record's slots are public, unless the base is a ``FiniteOutput``. A round may have at most
     min(20,000, 250,000/k) vectors of counts (how many slots have each output).
 
     One round's bracket usually has a relative width of 1e-6. Composed rounds reach some 1e-3 for epsilon and a few per

@@ -85,8 +85,8 @@ class PoissonSampled(OfGaussianMixtures):
     Let (P, Q) be the base's pair. The pair of the sampled step is ((1-q) Q + q P, Q) for remove, and (Q, (1-q) Q + q P)
     for add. The rates of nested samplings multiply. Under ``replace_one`` the answer is a bound for 0 < q < 1.
 
-    A guarantee as base, such as `PureDP`, is for the relation of the question. Under ``zero_out`` and ``replace_one`` it
-    says nothing of a batch without the record. So the sample then counts as public, and delta is q times the base's.
+    A guarantee as base, such as `PureDP`, is for the relation of the question. Under ``zero_out`` and ``replace_one``
+    it says nothing of a batch without the record. The sample then counts as public, and delta is q times the base's.
 
     ``PoissonSampled(compose(Gaussian(1.0), Laplace(5.0)), 0.01)`` runs both mechanisms on one sample (README.md,
     "Several releases from one sample"). A composition of sampled mechanisms draws a new sample for each of them.
@@ -141,8 +141,8 @@ class PoissonSampled(OfGaussianMixtures):
                 pairs = [mixture_pair(shift, weight) for shift, weight in contributions]
             return once(stacked(pairs, batch_shape(self)), direction)
         if self._reveals(relation):
-            each = isinstance(base, BaseMechanism)
-            pair = base.finite_pair(relation) if each else pair_of_releases(base, _under(relation))
+            one = isinstance(base, BaseMechanism)
+            pair = cast(BaseMechanism, base).finite_pair(relation) if one else pair_of_releases(base, _under(relation))
             return once(with_sample_revealed(pair, rate), direction)
         if relation == "replace_one" and self._draws():
             return once(replaced_pair(base, rate, batch_shape(self)), direction)
