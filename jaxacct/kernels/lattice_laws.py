@@ -342,6 +342,9 @@ def laplace_cells(
 ) -> Cells:
     """Return the Laplace law's cells by closed forms (engines/README.md). Nodes ascend in the likelihood ratio."""
     xp = namespace(scale, first, origin, q, step, last, lifted)
+    if xp is np and (rest := nodes - 1 - int(last)) > 0:  # as in `gaussian_cells`
+        used = laplace_cells(scale, first, origin, q, step, last, lifted, nodes=nodes - rest)
+        return Cells(*(np.pad(x, (0, rest)) for x in used))
     rise = step * xp.arange(nodes + 1)
     node = origin + rise
     position = xp.logaddexp(first, node - xp.log(q) + xp.log(-xp.expm1(-rise)))
