@@ -75,6 +75,22 @@ def test_a_bracket_is_formatted_with_its_ends_outward():
         f"{ONE:d}"
 
 
+@pytest.mark.parametrize("shape", [(), (3,), (20,)])
+def test_shown_ends_enclose_the_bracket(shape):
+    """The ends are read back from the text, element by element; a long batch is cut."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        lower, estimate, upper = np.sort(np.exp(5.0 * rng.normal(size=(3, *shape))), axis=0)
+        text = repr(ja.Bounds(lower, estimate, upper))
+        one = text.replace("[", "lower=[").replace(", ", "]upper=[", 1) if not shape else text
+        for name, end, sign in (("lower", lower, 1), ("upper", upper, -1)):
+            shown = [Decimal(word) for word in one.split(f"{name}=[")[1].split("]")[0].split() if word != "..."]
+            known = np.ravel(end)[[0, 1, 2, -3, -2, -1] if shape == (20,) else slice(None)]
+            assert len(shown) == known.size
+            assert all(sign * (Decimal(x) - there) >= 0 for x, there in zip(known.tolist(), shown, strict=True))
+            assert np.allclose(known, np.array(shown, float), rtol=1e-8)
+
+
 @settings(deadline=None, max_examples=100)
 @given(
     x=st.floats(allow_nan=False, allow_infinity=False),

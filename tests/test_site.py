@@ -55,7 +55,7 @@ def test_the_first_tutorial_runs(tmp_path):
     no_figures()
     (tmp_path / "pictures").mkdir()
     text = tutorials.filled(TUTORIALS[0], tmp_path / "pictures")
-    assert "Bounds(6.18771239 in [6.1877123, 6.18771249], certified, ok, contour)" in text
+    assert "Bounds(6.18771239 in [6.18771229, 6.18771249], certified, ok, contour)" in text
     assert "<!-- check" not in text and len(list((tmp_path / "pictures").glob("*.png"))) == 1
 
 

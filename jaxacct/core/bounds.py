@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from jaxacct.core import markup
-from jaxacct.core.text import bracket, numbers, outward, plain
+from jaxacct.core.text import bracket, listed, numbers, outward, plain
 from jaxacct.core.types import ArrayLike, Leaf, Numbers
 from jaxacct.core.validation import InputError, shown
 
@@ -195,10 +195,14 @@ class Bounds:
     def __repr__(self) -> str:
         if not self.shape:
             words = ", ".join(word for word in (self.kind, self.status, self.engine) if word)
-            return f"Bounds({self.estimate:.9g} in [{self.lower:.9g}, {self.upper:.9g}], {words})"
+            return f"Bounds({self.estimate:.9g} in {bracket(self.lower, self.upper, '.9g')}, {words})"
+        forms: dict[str, Callable[[float], str]] = {
+            "lower": functools.partial(outward, spec=".9g", up=False),
+            "estimate": "{:.9g}".format,
+            "upper": functools.partial(outward, spec=".9g", up=True),
+        }
         ends = ",\n       ".join(
-            f"{name}={np.array2string(getattr(self, name), prefix=' ' * (8 + len(name)), threshold=8)}"
-            for name in ("lower", "estimate", "upper")
+            f"{name}={listed(getattr(self, name), form, ' ' * (8 + len(name)))}" for name, form in forms.items()
         )
         counts = [Counter(array.ravel().tolist()).most_common() for array in (self.kind, self.status, self.engine)]
         tally = lambda each: each[0][0] if len(each) == 1 else ", ".join(f"{count} {word}" for word, count in each)

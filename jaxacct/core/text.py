@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from decimal import Context, Decimal
 from typing import Any
 
@@ -84,6 +84,31 @@ def aligned(rows: Sequence[Sequence[str]], left: Container[int] = ()) -> list[st
 def bracket(lower: float, upper: float, spec: str) -> str:
     """Return the text "[lower, upper]" with each end rounded outward."""
     return f"[{outward(lower, spec, up=False)}, {outward(upper, spec, up=True)}]"
+
+
+def exact(value: float) -> str:
+    """Write a given number with all its digits, so that it can be read back.
+
+    >>> exact(1 / 7000), exact(np.float64(1e-5)), exact(2)
+    ('0.00014285714285714287', '1e-05', '2.0')
+    """
+    return repr(float(value))
+
+
+def listed(values: Any, form: Callable[[float], str], prefix: str = "") -> str:
+    """Write one number, or an array of them as NumPy does, each as `form` writes it. A long array is cut."""
+    written: Any = {"float_kind": form}
+    return np.array2string(np.asarray(values, np.float64), prefix=prefix, threshold=8, formatter=written)
+
+
+def unusual(relation: str, unit: str = "record") -> str:
+    """Return words for the neighbours of a claim, to be added to it; none where they are the usual ones.
+
+    >>> unusual("zero_out", "user"), unusual("add_or_remove_one")
+    (', zero_out, unit user', '')
+    """
+    words = [] if relation == "add_or_remove_one" else [relation]
+    return "".join(f", {word}" for word in words + ([] if unit == "record" else [f"unit {unit}"]))
 
 
 def plain(value: Any) -> Any:
