@@ -1,6 +1,7 @@
 """The audit in one run against a known curve: published forms, an oracle, coverage, and broken mechanisms."""
 
 import json
+from decimal import Decimal
 
 import jax.numpy as jnp
 import numpy as np
@@ -241,3 +242,17 @@ def test_the_real_trainer(monkeypatch, fault):
     scored = game.play(jnp.zeros(400), included, 1, seed=1).scores[0]
     found = one_run(*coin_guesses(scored, included, 100, 0), 400, claim=claim, confidence=1 - LEVEL, guessed="in")
     assert found.refuted is (fault != "none"), found
+
+
+def test_what_is_shown_is_no_more_than_what_is_shown_to_hold():
+    """Lower bounds are shown rounded down, the p-value up, each against exact decimals; delta has all its digits."""
+    for correct in range(70, 96):
+        found = one_run(correct, 100, 1000, claim=0.3, delta=1 / 7000, confidence=0.9999999)
+        text = repr(found)
+        after = lambda word, text=text: Decimal(text.split(word)[1].split(" ")[0].strip(",;"))
+        assert after("mu >= ") <= Decimal(found.mu) and after("epsilon >= ") <= Decimal(found.epsilon)
+        assert after(" p = ") >= Decimal(found.p_value)
+        assert "at delta 0.00014285714285714287, confidence 0.9999999," in text
+    many = one_run([80, 90, 95], 100, 1000, delta=1e-5)
+    shown = repr(many).split("[")[1].split("]")[0].split()
+    assert all(Decimal(word) <= Decimal(x) for word, x in zip(shown, many.epsilon.tolist(), strict=True))

@@ -6,6 +6,7 @@ import pytest
 
 import jaxacct as ja
 from jaxacct.audit import Claim, LowerBound, Report, Row
+from jaxacct.audit.error_counts import RELATIONS
 from jaxacct.core.validation import InputError
 
 FOUND = LowerBound(1.4, 1e-5, 0.99, 60_000, "clopper_pearson")
@@ -32,6 +33,28 @@ def test_the_table_says_what_every_number_is():
     assert str(Report([Row("fit", FITTED, (OURS,))])).endswith("no claim is refuted")
 
 
+def test_a_bound_is_compared_only_with_claims_that_it_can_refute():
+    """A guarantee for adding and for removing is one for each alone; nothing else follows from another relation."""
+    for known in RELATIONS:
+        for claimed in (*RELATIONS, "replace_one"):
+            found = LowerBound(1.4, 1e-5, 0.99, 60_000, "clopper_pearson", relation=known)
+            claim = Claim("c", 1.0, 1e-5, relation=claimed)
+            if known == claimed or (claimed, known) in (RELATIONS[::3], RELATIONS[::2]):
+                assert Row("r", found, (claim,)).refuted == (claim,)
+            else:
+                with pytest.raises(InputError, match=f"is for {claimed}, and the lower bound for {known} cannot"):
+                    Row("r", found, (claim,))
+
+
+def test_the_report_says_for_which_relation(tmp_path):
+    found = LowerBound(1.4, 1 / 7000, 0.9999999, 60_000, "clopper_pearson", relation="zero_out")
+    report = Report([Row("r", found, (Claim("c", 1.5, 1 / 7000, relation="zero_out"),))])
+    _, row, claim, _ = str(report).splitlines()
+    assert "clopper_pearson, zero_out " in row and claim == "c: bound, zero_out"
+    assert "0.00014285714285714287 " in row and " 0.9999999 " in row
+    assert report.records()[0]["relation"] == "zero_out"
+
+
 def test_json_holds_the_same_records():
     document = json.loads(REPORT.to_json())
     assert document["refuted"] == 1 and len(document["rows"]) == 4
@@ -54,6 +77,7 @@ def test_the_picture_is_written(tmp_path):
     [
         (lambda: Claim("c", -1.0, 1e-5), "epsilon = -1.0 of claim 'c' must be one number"),
         (lambda: Claim("c", [1.0, 2.0], 1e-5), "must be one number"),
+        (lambda: Claim("c", 1.0, 1e-5, relation="x"), "relation = 'x' is not known"),
         (lambda: Row("r", FOUND, (Claim("c", 1.0, 1e-6),)), "compare them at one delta"),
         (lambda: Row("r", LowerBound([1.0], 1e-5, 0.9, 3, "one_run"), ()), "is a batch"),
     ],

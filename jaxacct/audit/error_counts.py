@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.accounting.account import epsilon as epsilon_of
+from jaxacct.core.text import exact, listed, outward, unusual
 from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import (
     COUNT,
@@ -208,12 +209,15 @@ class LowerBound:
     def __repr__(self) -> str:
         trials = f"{self.trials:,}" if isinstance(self.trials, int) else str(self.trials)
         condition = "" if self.kind == UNCONDITIONAL else f", {self.kind}"
-        condition += "" if self.relation == RELATIONS[0] else f", {self.relation}"
-        epsilon = np.array2string(np.asarray(self.epsilon), precision=6, threshold=8)
         return (
-            f"LowerBound(epsilon >= {epsilon} at delta {self.delta}, confidence {self.confidence:g}, "
-            f"{trials} trials, {self.method}{condition})"
+            f"LowerBound(epsilon >= {safe(self.epsilon)} at delta {listed(self.delta, exact)}, confidence "
+            f"{exact(self.confidence)}, {trials} trials, {self.method}{condition}{unusual(self.relation)})"
         )
+
+
+def safe(values: ArrayLike) -> str:
+    """Write lower bounds, rounded down."""
+    return listed(values, lambda value: outward(value, ".7g", up=False))
 
 
 def error_of(confidence: Any) -> float:

@@ -15,9 +15,9 @@ import numpy as np
 from jaxacct.audit.error_counts import UNCONDITIONAL, LowerBound
 from jaxacct.audit.single_run import CurveTest
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.text import aligned, outward
+from jaxacct.core.text import aligned, exact, outward, unusual
 from jaxacct.core.types import Leaf
-from jaxacct.core.validation import InputError
+from jaxacct.core.validation import RELATIONS, InputError, choice, covers
 
 REFUTED_MARK = "!!"
 """Flag that the report prints after a refuted claim or curve."""
@@ -35,17 +35,20 @@ class Claim:
     epsilon : a number, or the Bounds of `ja.epsilon`, whose upper end and kind the claim then takes.
     delta : float
     kind : kind of statement, such as "bound".
+    relation : neighbouring relation of the claim.
 
     >>> Claim("RDP", 2.31, 1e-5, kind="bound")
-    Claim(name='RDP', epsilon=2.31, delta=1e-05, kind='bound')
+    Claim(name='RDP', epsilon=2.31, delta=1e-05, kind='bound', relation='add_or_remove_one')
     """
 
     name: str
     epsilon: Leaf
     delta: float
     kind: str = "bound"
+    relation: str = RELATIONS[0]
 
     def __post_init__(self) -> None:
+        choice("relation", self.relation, RELATIONS)
         if isinstance(self.epsilon, Bounds):
             object.__setattr__(self, "kind", str(self.epsilon.kind))
             object.__setattr__(self, "epsilon", self.epsilon.upper)
@@ -56,7 +59,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Row:
-    """Audit of one mechanism at one delta: the mechanism's name, the lower bound, and the claims about it.
+    """Audit of one mechanism at one delta: the mechanism's name, the lower bound, and claims that it can refute.
 
     Parameters
     ----------
@@ -78,8 +81,13 @@ class Row:
         for claim in self.claims:
             if claim.delta != self.found.delta:
                 raise InputError(
-                    f"claim {claim.name!r} is at delta {claim.delta:g} and the lower bound at {self.found.delta:g}; "
+                    f"claim {claim.name!r} is at delta {claim.delta!r} and the lower bound at {self.found.delta!r}; "
                     "compare them at one delta"
+                )
+            if not covers(claim.relation, self.found.relation):
+                raise InputError(
+                    f"claim {claim.name!r} is for {claim.relation}, and the lower bound for {self.found.relation} "
+                    "cannot refute it; give the relation of the claim, or a bound for it"
                 )
 
     @property
@@ -99,8 +107,8 @@ class Report:
     >>> found = LowerBound(1.4, 1e-5, 0.99, 60_000_000, "clopper_pearson")
     >>> claim = Claim("Algorithm 3", 1.144, 1e-5, "conditional: monotone score")
     >>> print(Report([Row("worst score", found, (claim,))]))
-    audit          delta  lower bound  confidence      trials  method           Algorithm 3
-    worst score  1.0e-05       1.3999        0.99  60,000,000  clopper_pearson    1.1440 !!
+    audit        delta  lower bound  confidence      trials  method           Algorithm 3
+    worst score  1e-05       1.3999        0.99  60,000,000  clopper_pearson    1.1440 !!
     Algorithm 3: conditional: monotone score
     1 claims are below a lower bound, marked !!
     """
@@ -130,6 +138,7 @@ class Report:
                 "delta": float(found.delta),
                 "lower_bound": float(found.epsilon),
                 "lower_bound_kind": found.kind,
+                "relation": found.relation,
                 "confidence": found.confidence,
                 "trials": int(found.trials),
                 "method": found.method,
@@ -151,14 +160,15 @@ class Report:
         for row in self.rows:
             found, claims = row.found, {claim.name: claim for claim in row.claims}
             method = found.method + (f" ({found.kind})" if found.kind != UNCONDITIONAL else "")
-            bound, sure = outward(found.epsilon, ".4f", up=False), f"{found.confidence:.6g}"
+            method += unusual(found.relation)
+            bound, sure = outward(found.epsilon, ".4f", up=False), exact(found.confidence)
             test = "-"
             if isinstance(found, CurveTest):
                 test = f"p = {outward(found.p_value, '.2g', up=True)}" + (f" {REFUTED_MARK}" if found.refuted else "")
             cells = [_shown(claims.get(name), row) for name in names] + [test for _ in curves]
-            lines.append((row.name, f"{found.delta:.1e}", bound, sure, f"{found.trials:,}", method, *cells))
+            lines.append((row.name, exact(found.delta), bound, sure, f"{found.trials:,}", method, *cells))
         table = [line.rstrip() for line in aligned(lines, left=(0, 5))]
-        notes = [f"{claim.name}: {claim.kind}" for row in self.rows for claim in row.claims]
+        notes = [f"{claim.name}: {claim.kind}{unusual(claim.relation)}" for row in self.rows for claim in row.claims]
         tests = [row.found for row in self.rows if isinstance(row.found, CurveTest)]
         notes += [f"{CURVE}: p-value of the {test.claim}" for test in tests]
         flagged, wrong = len(self.refuted), len(self.refuted_curves)
@@ -195,7 +205,8 @@ class Report:
                 axes.plot([], [], "|", color=colour[name], ms=11, mew=2.5, label=f"claim: {name}")
             if self.refuted:
                 axes.plot([], [], "kx", ms=9, mew=2.5, label="claim below its lower bound")
-            labels = [row.name + (" (curve refuted)" if row in self.refuted_curves else "") for row in self.rows]
+            wrong_curve = lambda row: " (curve refuted)" if row in self.refuted_curves else ""
+            labels = [row.name + unusual(row.found.relation) + wrong_curve(row) for row in self.rows]
             axes.set(yticks=range(len(self.rows)), yticklabels=labels, xlim=(0, None))
             axes.set_xlabel(style.MEANING["epsilon"])
             axes.invert_yaxis()

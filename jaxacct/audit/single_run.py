@@ -8,8 +8,9 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from jaxacct.audit.error_counts import CONDITIONAL, LowerBound, epsilon_of_mu, error_of, guess_counts, plain
+from jaxacct.audit.error_counts import CONDITIONAL, LowerBound, epsilon_of_mu, error_of, guess_counts, plain, safe
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.text import exact, listed, outward
 from jaxacct.core.types import ArrayLike, Leaf, Numbers
 from jaxacct.core.validation import (
     NON_NEGATIVE,
@@ -252,10 +253,9 @@ class CurveTest(LowerBound):
 
     def __repr__(self) -> str:
         """Return the result of the test as text, followed by the bound."""
-        p = np.array2string(np.asarray(self.p_value), threshold=8, formatter={"float_kind": "{:.3g}".format})
-        mu = np.array2string(np.asarray(self.mu), precision=6, threshold=8)
+        p = listed(self.p_value, lambda value: outward(value, ".3g", up=True))
         bound = super().__repr__().removeprefix("LowerBound(")
-        return f"CurveTest({self.claim}: p = {p}, refuted: {self.refuted}; mu >= {mu}, {bound}"
+        return f"CurveTest({self.claim}: p = {p}, refuted: {self.refuted}; mu >= {safe(self.mu)}, {bound}"
 
 
 def known_curve_test(
@@ -408,4 +408,4 @@ def words(claim: Any) -> str:
         return "curve of the plan"
     if isinstance(claim, Mechanism | Profile):
         return f"curve of {shown(claim.mechanism if isinstance(claim, Profile) else claim)}"
-    return f"{float(claim):g}-Gaussian DP"
+    return f"{exact(claim)}-Gaussian DP"

@@ -31,6 +31,11 @@ MOST_SHOWN_CHARACTERS = 60
 """Largest number of characters of a refused value in a message, so that the message stays one readable line."""
 
 
+def covers(claimed: str, other: str) -> bool:
+    """Return whether a guarantee under the relation `claimed` is also one under the relation `other`."""
+    return other == claimed or (claimed == "add_or_remove_one" and other in ("add_one", "remove_one"))
+
+
 class InputError(ValueError):
     """Refusal of an input. The message is one line: the name (and index), the value, the limit and the remedy.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.validation import InputError
+from jaxacct.core.validation import InputError, covers
 from jaxacct.mechanisms import Mechanism, compose, repeat
 from jaxacct.mechanisms.base import weakest
 from jaxacct.mechanisms.dp_sgd_run import nearest_slots
@@ -226,7 +226,7 @@ def claim(runs: Sequence[tuple[Spent, list[Run]]], delta: float, relation: str |
         relation = next(iter(relations))
     for spent, headers in runs:
         noted = {line.plan.relation for line in headers}
-        covered = noted == {relation} or (noted == {"add_or_remove_one"} and relation in ("add_one", "remove_one"))
+        covered = all(covers(one, relation) for one in noted)
         if not covered and (stated := [one for one in spent.others if not one.of_every_relation()]):
             raise InputError(
                 f"relation = {relation!r}, but {type(stated[0]).__name__} was noted as a guarantee for "
