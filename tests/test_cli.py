@@ -8,6 +8,7 @@ import math
 import os
 import runpy
 import sys
+from decimal import Decimal
 
 import pytest
 
@@ -18,6 +19,7 @@ from jaxacct.sweeps import solve
 
 GAUSSIAN = "--noise-multiplier 2 --sampling-probability 1 --steps 1"
 TARGET = "calibrate --target-epsilon 1 --target-delta 1e-5 --sampling-probability 1"
+ONE_STEP = "sampling_probability = 1\nsteps = 1\ndelta = 1e-5\n"
 KEYS = {"lower", "estimate", "upper", "kind", "status", "engine"}
 
 
@@ -200,6 +202,17 @@ def test_sweep_writes_a_csv_and_a_summary(capsys, tmp_path):
     assert status == 0 and "4/4" in err
     grid.write_text(grid.read_text().replace("steps", "stesp"))
     assert "did you mean 'steps'?" in refused(capsys, f"sweep {grid} --out {out}")
+
+
+def test_what_is_shown_of_a_sweep_is_no_smaller_than_what_it_found(capsys, tmp_path):
+    """The range of the upper ends is rounded outward, and a given delta is shown with all its digits."""
+    grid, out = tmp_path / "grid.toml", tmp_path / "result.csv"
+    grid.write_text(f"noise_multiplier = {[2 + i / 10 for i in range(8)]}\n{ONE_STEP}")
+    report = json.loads(answered(capsys, f"sweep {grid} --out {out} --json"))["upper"]
+    low, _, high = answered(capsys, f"sweep {grid} --out {out} --overwrite").split("upper     ")[1].split()[:3]
+    assert Decimal(low) <= Decimal(report["min"]) and Decimal(report["max"]) <= Decimal(high)
+    one = {"sampling-probability": 1, "steps": 1, "noise-multiplier": "2,3", "delta": 1 / 7000}
+    assert " 0.00014285714285714287 " in answered(capsys, "epsilon " + " ".join(f"--{k} {v}" for k, v in one.items()))
 
 
 def test_a_dry_run_shows_the_plan_and_writes_nothing(capsys, tmp_path):

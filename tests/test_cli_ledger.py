@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+from decimal import Decimal
 
 import pytest
 from training_cases import TARGETED, gaussian_epsilon, note, written
@@ -32,7 +34,7 @@ def test_the_command_shows_each_run_and_all(path, capsys, monkeypatch):
     assert status == 0 and "\x1b" not in out
     for words in (
         "by         ada?[2J",
-        "target     epsilon 1 at delta 1e-05",
+        "target     epsilon 1.0 at delta 1e-05",
         "steps      4 (1 replayed otherwise, counted again, 1 replayed exactly, counted once)",
         "segment 1  5 steps, poisson, noise multiplier 10, rate 1",
         "steps      1 (1 cut off, counted)",
@@ -104,3 +106,12 @@ def test_the_command_refuses_in_one_line(path, capsys, monkeypatch):
     ):
         status, out, err = shown(capsys, *words)
         assert status == 2 and not out and message in err and err.count("\n") == 1
+
+
+def test_both_ends_are_rounded_outward(path, capsys):
+    with Ledger.create(path, TARGETED) as ledger:
+        for step in range(20):
+            note(ledger, step, noise=5.0 + step)
+            report = json.loads(shown(capsys, "show", path, "--json")[1])
+            low, high = re.search(r"epsilon +<= (\S+) .*from (\S+)\)", shown(capsys, "show", path)[1]).groups()[::-1]
+            assert Decimal(low) <= Decimal(report["lower"]) and Decimal(report["upper"]) <= Decimal(high)

@@ -743,6 +743,15 @@ def test_whose_page_it_is(tmp_path):
     )
 
 
+def test_the_command_says_for_which_relation(tmp_path, capsys):
+    given = {"target_delta": 1e-5, "dataset_size": 50, "noise_multiplier": 2.0, "steps": 3, "expected_batch_size": 10}
+    (tmp_path / "plan.json").write_text(Plan(**given, sampling="fixed_batches").to_json())
+    words = ["report", str(tmp_path / "plan.json"), "--out", str(tmp_path / "r.md")]
+    assert cli.main(words) == 0 and "(bound, zero_out)" in capsys.readouterr().out
+    assert cli.main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["claims"][0]["relation"] == "zero_out"
+
+
 def test_the_command(tmp_path, capsys):
     sweep(RUN, progress=False).to_csv(tmp_path / "r.csv")
     source, page = str(tmp_path / "r.csv"), tmp_path / "r.md"

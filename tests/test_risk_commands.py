@@ -21,6 +21,13 @@ def test_risk_prints_its_table_and_json(capsys):
     assert readings[-2]["above_fpr"] == 1e-10
 
 
+def test_risk_says_for_which_relation_and_at_which_rates(capsys):
+    given = ["--noise-multiplier", "1", "--dataset-size", "100", "--batch-size", "20", "--epochs", "1"]
+    assert main(["risk", *given, "--sampling", "shuffled", "--fpr", "0.0012345678"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "RiskTable, zero_out" and any("fpr 0.0012345678 " in line for line in lines)
+
+
 def test_risk_refuses_in_one_line(capsys):
     assert main(["risk", "--noise-multiplier", "1", "--sampling-probability", "1"]) == 2
     assert capsys.readouterr().err == "jaxacct risk: steps is missing; give --steps\n"

@@ -12,6 +12,7 @@ import jax
 
 from jaxacct.cli import output
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.text import unusual
 from jaxacct.core.validation import InputError, choice
 from jaxacct.report.claim import safe
 from jaxacct.sweeps import merge as merged
@@ -101,10 +102,11 @@ def report(options: argparse.Namespace) -> int:
         may, upper = claim.may_be_claimed, claim.upper
         words = f"{claim.quantity} <= {output.up(upper, 6)}" if may else "not to be claimed"
         one = {"of": claim.title, "may_be_claimed": may, "claim": words, "upper": output.plain("upper", upper)}
-        claims.append(one | {"at": claim.given, "kind": claim.kind, "status": claim.status})
+        rest = {"relation": claim.relation, "kind": claim.kind, "status": claim.status}
+        claims.append(one | {"at": claim.given} | rest)
         asked = "epsilon" if claim.quantity == "delta" else "delta"
-        at = f"at {asked} = {claim.given!r} ({claim.kind})" if may else f"({claim.status or 'no bracket'})"
-        lines[claim.title] = f"{words} {at}"
+        at = f"at {asked} = {claim.given!r} ({claim.kind}{unusual(claim.relation)})"
+        lines[claim.title] = f"{words} {at}" if may else f"{words} ({claim.status or 'no bracket'})"
     written = str(options.out)
     text = lambda content: output.block({**lines, "written": written})
     output.report({"written": written, "claims": claims}, text, options)
@@ -182,7 +184,7 @@ def _ledger_text(report: dict[str, Any]) -> str:
         words = ", ".join(f"{one[name]} {what}" for name, what in aside.items() if one[name])
         lines = {"run": safe(one["run"]), "by": safe(one["by"]) or None}
         if one["target_epsilon"] is not None:
-            lines["target"] = f"epsilon {one['target_epsilon']:g} at delta {one['target_delta']:g}"
+            lines["target"] = f"epsilon {one['target_epsilon']!r} at delta {one['target_delta']!r}"
         lines["relation"] = one["relation"] + (f", unit {one['unit']}" if one["unit"] != "record" else "")
         lines["steps"] = f"{one['steps']}{f' ({words})' if words else ''}"
         for place, release in enumerate(one["releases"]):
@@ -224,4 +226,4 @@ def _claim(answer: dict[str, Any], delta: float) -> str:
     if answer["upper"] == "inf":
         return f"no finite bound at delta = {delta!r} ({answer['status']})"
     upper = output.up(answer["upper"], 6)
-    return f"<= {upper} at delta = {delta!r} ({answer['kind']}; bracket from {answer['lower']:.6g})"
+    return f"<= {upper} at delta = {delta!r} ({answer['kind']}; bracket from {output.down(answer['lower'], 6)})"

@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxacct.calibration.dp_sgd_search import BESIDE, USUAL_FLOOR
 from jaxacct.core.bounds import explain
-from jaxacct.core.text import aligned
+from jaxacct.core.text import aligned, exact
 from jaxacct.core.validation import InputError
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.report.claim import CLAIMABLE, down, up
@@ -67,7 +67,7 @@ def as_text(table: Table, batch: bool, beside: Mapping[str, str] | None = None) 
     lines |= beside or {}
     if any(name in row for names in SOURCES.values() for name in names):
         derived = {name: row[name] for name in ("sampling_probability", "steps") if name in row and name != quantity}
-        lines["run"] = ", ".join(f"{name} = {value:.10g}" for name, value in derived.items()) or None
+        lines["run"] = ", ".join(f"{name} = {_parameter(name, value)}" for name, value in derived.items()) or None
     lines["engine"] = row["engine"] or None
     words = explain(str(row["status"]), str(row["kind"]) or "certified")
     return block(lines | {"relation": row["relation"], "status": f"{row['status']}: {words}"})
@@ -92,7 +92,7 @@ def summary_text(report: dict[str, Any]) -> str:
     lines |= {word: _counts(report[word]) for word in ("quantity", "kind", "status", "engine")}
     low, high = report["upper"]["min"], report["upper"]["max"]
     if low is not None:
-        lines["upper"] = f"{float(low):.6g} to {float(high):.6g}"
+        lines["upper"] = f"{down(float(low), 6)} to {up(float(high), 6)}"
     lines["time"] = f"{report['seconds']:.1f} s, {report['rows_per_second']:,.0f} rows per second"
     lines["written"] = report["out"]
     return block(lines | {status: explain(status) for status in report["status"] if status != "ok"})
@@ -130,9 +130,8 @@ def block(report: dict[str, Any]) -> str:
 def _words(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
-    return ", ".join(
-        f"{name} = {word if isinstance(word, str) else format(word, '.6g')}" for name, word in value.items()
-    )
+    text = lambda name, word: word if isinstance(word, str) else _parameter(name, word)
+    return ", ".join(f"{name} = {text(name, word)}" for name, word in value.items())
 
 
 def _claim(row: dict[str, Any]) -> str:
@@ -170,11 +169,12 @@ def _measured(row: dict[str, Any]) -> str:
 
 
 def _parameter(name: str, value: float) -> str:
-    """Write a parameter in ten digits. Round a noise multiplier up and a rate down, so that the target is still met."""
+    """Write a parameter. Ten digits are enough for a noise multiplier, rounded up, and for a rate, rounded down."""
     if math.isnan(value):
         return "none"
     text = str(int(value)) if name == "steps" else f"{value:.10g}"
-    return text if float(text) == value else (up if name == "noise_multiplier" else down)(value, 10)
+    rounded = {"noise_multiplier": up, "sampling_probability": down}
+    return text if float(text) == value else rounded[name](value, 10) if name in rounded else exact(value)
 
 
 def _short(name: str, value: Any) -> str:
@@ -184,7 +184,7 @@ def _short(name: str, value: Any) -> str:
         return up(value, 8)
     if name == "lower":
         return down(value, 8)
-    return _parameter(name, value) if name in ("noise_multiplier", "sampling_probability") else f"{value:.10g}"
+    return f"{value:.10g}" if name == "estimate" else _parameter(name, value)
 
 
 def plain(name: str, value: Any) -> Any:

@@ -14,6 +14,7 @@ from dp_accounting import dp_event, privacy_accountant
 from jaxacct.accounting.account import delta as certified_delta
 from jaxacct.accounting.account import epsilon as certified_epsilon
 from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.text import bracket
 from jaxacct.core.types import ArrayLike, Numbers
 from jaxacct.core.validation import OPEN_PROBABILITY, PROBABILITY, REAL, InputError, UnboundedLossError, check
 from jaxacct.interop.dp_events import EventError, convert, events_inside, refuse
@@ -112,7 +113,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             return math.inf
         low, high = float(found.lower), float(found.upper)
         if found.kind == "certified" and high > 2.0 * low and found.status == "width":
-            warnings.warn(f"epsilon lies between {low:.6g} and {high:.6g}; the upper end is given", stacklevel=2)
+            warnings.warn(f"epsilon lies in {bracket(low, high, '.6g')}; the upper end is given", stacklevel=2)
         return high
 
     def get_delta(self, target_epsilon: float) -> float:

@@ -12,7 +12,7 @@ from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.files import optional_package
 from jaxacct.core.progress import tracked
-from jaxacct.core.text import outward
+from jaxacct.core.text import exact, outward
 from jaxacct.core.types import ArrayLike, Foreign
 from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, InputError, check, choice, shown
 from jaxacct.mechanisms import RELATIONS, Mechanism, batch_shape
@@ -182,7 +182,7 @@ def plot_risks(table: RiskTable, *, names: Sequence[str] | None = None, axes: Fo
     ['advantage', 'true positive rate\\nfpr 0.01']
     """
     bars = [one for one in table.readings if not one.name.startswith("gdp") and one.name != "bayes_excess"]
-    at = [", ".join(f"{key} {value:g}" for key, value in one.at.items()) for one in bars]
+    at = [", ".join(f"{key} {exact(value)}" for key, value in one.at.items()) for one in bars]
     rows_of = [f"{one.name.replace('_', ' ')}\n{where}".strip() for one, where in zip(bars, at, strict=True)]
     shape = bars[0].bounds.shape
     count = int(np.prod(shape))

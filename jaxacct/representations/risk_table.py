@@ -10,7 +10,7 @@ import numpy as np
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.files import optional_package
-from jaxacct.core.text import outward, percent, plain_percent
+from jaxacct.core.text import exact, outward, percent, plain_percent, unusual
 from jaxacct.core.types import ArrayLike, Foreign
 from jaxacct.core.validation import FLOOR, OPEN_PROBABILITY, check, check_one, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -164,9 +164,8 @@ class RiskTable:
         """Return the cells of each row as text. Lower ends are rounded down, and upper ends are rounded up."""
         found = []
         for row in self.rows():
-            at = ", ".join(
-                f"{name} {value:g}" for name, value in row.items() if name in ("prior", "fpr", "baseline", "above_fpr")
-            )
+            rates = [name for name in ("prior", "fpr", "baseline", "above_fpr") if name in row]
+            at = ", ".join(f"{name} {exact(row[name])}" for name in rates)
             place = f"{row['index']} " if "index" in row else ""
             ends = (outward(row[end], "#.7g" if row[end] else "g", end == "upper") for end in ("lower", "upper"))
             found.append((f"{place}{row['reading']}", at, *ends, row["kind"], row["status"]))
@@ -176,7 +175,8 @@ class RiskTable:
         lines = [_HEAD, *self._cells()]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = ("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
-        return "\n".join(line.rstrip() for line in text)
+        head = [f"RiskTable{unusual(self.relation)}"] if unusual(self.relation) else []
+        return "\n".join([*head, *(line.rstrip() for line in text)])
 
 
 def risk(

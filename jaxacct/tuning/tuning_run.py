@@ -427,18 +427,18 @@ def _too_much(cost: float, target: float, unplanned: bool, as_planned: bool) -> 
     """Return the error message for a tuning whose epsilon `cost` exceeds the plan's target, with the remedy."""
     if unplanned:
         return (
-            f"candidates = 'adaptive' cost epsilon {cost:.6g} with this plan, above the plan's target {target:.6g}; "
+            f"candidates = 'adaptive' cost epsilon {cost!r} with this plan, above the plan's target {target!r}; "
             "make the plan with candidates='adaptive', or declare candidates='iid' if all draws of the space are "
             "independent and from one law"
         )
     if not as_planned:
         return (
-            f"the whole costs epsilon {cost:.6g}, above the plan's target {target:.6g}; make a tuning.SearchPlan with "
+            f"the whole costs epsilon {cost!r}, above the plan's target {target!r}; make a tuning.SearchPlan with "
             "these rounds and winners, which solves for their noise"
         )
     return (
-        f"the whole with its private score costs epsilon {cost:.6g}, above the plan's target "
-        f"{target:.6g}; make the plan for a lower target, or give the score more noise"
+        f"the whole with its private score costs epsilon {cost!r}, above the plan's target "
+        f"{target!r}; make the plan for a lower target, or give the score more noise"
     )
 
 
@@ -489,8 +489,8 @@ def note_whole(
             upper = float(claim(several, plan.target_delta, plan.relation).upper)
             if not upper <= target:
                 raise InputError(
-                    f"ledger holds releases already: with this tuning they would cost epsilon {upper:.6g}, above the "
-                    f"plan's target {target:.6g}; use a ledger of its own if the data are others, or plan for what is "
+                    f"ledger holds releases already: with this tuning they would cost epsilon {upper!r}, above the "
+                    f"plan's target {target!r}; use a ledger of its own if the data are others, or plan for what is "
                     "left"
                 )
         one.spend(mechanism, note)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.core import markup
-from jaxacct.core.text import bracket
+from jaxacct.core.text import bracket, exact
 from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import (
     DELTA_OR_ZERO,
@@ -86,7 +86,7 @@ class Verification:
         def cells(index: tuple[int, ...]) -> list[str]:
             names = ("status", "digits", "lower", "upper", "at", "explanation")
             status, digits, low, high, at, why = (np.asarray(getattr(self, name))[index] for name in names)
-            return [str(status), str(digits), bracket(low, high, ".6g"), f"{at:.6g}", str(why)]
+            return [str(status), str(digits), bracket(low, high, ".6g"), exact(at), str(why)]
 
         head = ("status", "digits", "delta", "at epsilon", "explanation")
         return markup.batch("Verification", head, np.shape(self.status), cells)

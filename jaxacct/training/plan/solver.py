@@ -21,6 +21,7 @@ from jaxacct.calibration.dp_sgd_search import MAX_STEPS, RATE_RANGE, gaussian_mu
 from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier, law_shape
 from jaxacct.calibration.search import least_private
 from jaxacct.core.bounds import Bounds, explain, in_order
+from jaxacct.core.text import outward
 from jaxacct.core.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check, check_one, choice
 from jaxacct.mechanisms import RELATIONS, Mechanism, cap_for, compose, dp_sgd, repeat
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, NUMBERS, SAME, nearest_slots, usual_relation
@@ -604,8 +605,8 @@ def _infeasible(target: float, status: str) -> InputError:
 def _warn_not_reached(target: float, name: str, value: float, epsilon: float) -> None:
     """Warn that the search ended at a limit of its range, so that the plan spends less than the target."""
     warnings.warn(
-        f"target_epsilon = {target!r} is not reached: {name} = {value!r} is the limit of the search, and gives "
-        f"epsilon = {epsilon:.6g}; give another number yourself to spend more, or lower the target",
+        f"target_epsilon = {target!r} is not reached: {name} = {value!r} is the limit of the search, and gives epsilon "
+        f"<= {outward(epsilon, '.6g', up=True)}; give another number yourself to spend more, or lower the target",
         stacklevel=2,
     )
 

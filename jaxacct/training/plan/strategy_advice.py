@@ -14,7 +14,7 @@ import numpy as np
 from jaxacct.calibration.noise_rate_steps import Calibration, calibrate_noise_multiplier
 from jaxacct.core.files import write_csv
 from jaxacct.core.progress import waiting
-from jaxacct.core.text import aligned, outward, plain
+from jaxacct.core.text import aligned, outward, plain, unusual
 from jaxacct.core.types import Foreign
 from jaxacct.core.validation import COUNT, DELTA, POSITIVE, InputError, check_int, check_one, refuse_where, with_hints
 from jaxacct.mechanisms.dp_sgd_run import ROUNDING, described
@@ -93,7 +93,7 @@ class StrategyAdvice:
         lines = [list(self.options[0].row())]
         for option in self.options:
             lines.append([safe(name, x) if isinstance(x, float) else str(x) for name, x in option.row().items()])
-        notes = ["error: root mean square, of prefix sums by the noise alone, in clip norms"]
+        notes = [f"error: root mean square, of prefix sums by the noise alone, in clip norms{unusual(self.relation)}"]
         if not all(math.isnan(option.error) for option in self.options):
             notes.append(f"least error: {self.best.sampling}, {self.best.strategy!r}")
             bands = 2 * max([one.strategy.overlap for one in self.options if one.sampling in (POISSON, CYCLIC)] or [0])
