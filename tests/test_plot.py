@@ -106,11 +106,11 @@ def test_curves_are_the_columns_with_the_bracket_as_a_band(table):
     for line, sigma in zip(axes.lines, (2.0, 4.0, 8.0), strict=True):
         rows = (table["noise_multiplier"] == sigma) & (table["delta"] == 1e-5)
         assert line.get_xdata().tolist() == [1, 4, 9, 16, 400]
-        assert line.get_ydata().tolist() == table["estimate"][rows].tolist()
+        assert line.get_ydata().tolist() == wide["upper"][rows].tolist()
     band = axes.collections[0].get_paths()[0].vertices
     at_first = band[band[:, 0] == 1.0][:, 1]
-    middle = axes.lines[0].get_ydata()[0]
-    assert math.isclose(at_first.min(), 0.5 * middle) and math.isclose(at_first.max(), 2.0 * middle)
+    upper = axes.lines[0].get_ydata()[0]
+    assert math.isclose(at_first.min(), 0.25 * upper) and math.isclose(at_first.max(), upper)
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert "epsilon" in axes.get_ylabel() and "steps" in axes.get_xlabel()
     assert axes.get_legend().get_title().get_text() == style.MEANING["noise_multiplier"]

@@ -98,8 +98,8 @@ def plot(
 
 
 def draw_curves(view: View, canvas: Any, axes: Any) -> int:
-    """Draw the value against x, one curve per value of `by`, with its bracket as a band; return how many curves."""
-    table, (low, middle, high) = view.table, view.ends()
+    """Draw upper ends against x, one curve per value of `by`, with bands to the lower ends; return how many curves."""
+    table, (low, high) = view.table, view.ends()
     families = [None] if view.by is None else list(dict.fromkeys(table[view.by].tolist()))
     if view.by is not None and view.by not in TEXT:
         families.sort()
@@ -107,13 +107,13 @@ def draw_curves(view: View, canvas: Any, axes: Any) -> int:
         rows = np.arange(len(table)) if view.by is None else np.flatnonzero(table[view.by] == family)
         rows = rows[np.argsort(table[view.x][rows], kind="stable")]
         at = table[view.x][rows]
-        shown = np.where(np.isfinite(middle[rows]), middle[rows], np.nan)
+        shown = np.where(np.isfinite(high[rows]), high[rows], np.nan)
         name = family if isinstance(family, str) or family is None else style.number(family)
         marker = "o" if rows.size <= 25 else None
         axes.plot(at, shown, dash, color=colour, label=name, marker=marker, markersize=3.2)
         axes.fill_between(at, low[rows], high[rows], color=colour, alpha=0.25, linewidth=0)
     style.scale(axes, "x", table[view.x])
-    style.scale(axes, "y", middle)
+    style.scale(axes, "y", high)
     axes.set(xlabel=style.MEANING[view.x], ylabel=style.MEANING[view.value])
     _title(view, axes)
     style.legend(axes, len(families), style.MEANING.get(view.by or "", ""))
@@ -123,7 +123,7 @@ def draw_curves(view: View, canvas: Any, axes: Any) -> int:
 def draw_heatmap(view: View, canvas: Any, axes: Any) -> int:
     """Draw the value as colour over x and `by`, with lines of equal value; return the number of cells."""
     assert view.by is not None
-    table, upper = view.table, view.ends()[2]
+    table, upper = view.table, view.ends()[1]
     sides = {name: np.unique(table[name]) for name in (view.by, view.x)}
     cells = np.full([values.size for values in sides.values()], np.nan)
     cells.reshape(-1)[place(table.columns, sides)] = np.where(np.isfinite(upper), upper, np.nan)
@@ -191,12 +191,12 @@ class View:
     by: str | None
     fixed: dict[str, Any]
 
-    def ends(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (lower, middle, upper) of the drawn value; a value without a bracket is returned three times."""
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return (lower, upper) of the drawn value; a value without a bracket is returned twice."""
         if self.value == measured(self.quantity):
-            return self.table["lower"], self.table["estimate"], self.table["upper"]
+            return self.table["lower"], self.table["upper"]
         column = self.table[self.value]
-        return column, column, column
+        return column, column
 
 
 def measured(quantity: str) -> str:
