@@ -9,6 +9,7 @@ import pickle
 import shutil
 import zlib
 from contextlib import suppress
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from training_runs import KEY, still_trainer
 
 import jaxacct as ja
 from jaxacct import cli, strategies
+from jaxacct.core.text import outward
 from jaxacct.training import AdaptiveClip, Ledger, Plan
 from jaxacct.training.run.run_ledger import RunLedger
 from jaxacct.training.sharding.placement import Processes
@@ -189,7 +191,8 @@ def test_without_looks_and_stops_nothing_is_noted(path):
     steps = []
     told = lambda s: steps.append((s.step, float(s.epsilon.upper), s.stopped, repr(s)))
     state = fit(trainer_of(), path, callbacks=[told])
-    assert steps[1][-1] == f"State(step 2 of 12, epsilon <= {steps[1][1]:.7g} at delta 1e-05, 2 parameters)"
+    shown = outward(steps[1][1], ".7g", up=True)
+    assert steps[1][-1] == f"State(step 2 of 12, epsilon <= {shown} at delta 1e-05, 2 parameters)"
     assert len(steps) == 12 and not state.seen and {line["kind"] for line in lines(path)} == {"run", "step"}
 
 
@@ -277,6 +280,33 @@ def test_a_state_that_a_callback_kept_claims_no_less_than_the_ledger(path):
         assert within == sorted(within) and within[-1] < 1.5
         assert all(float(state.epsilon.upper) == pytest.approx(2.0, rel=1e-3) for state in kept)
         assert kept[0].params.shape == (2,)  # the ledger is closed, and nothing more is noted
+
+
+def test_a_state_claims_what_was_spent_after_it(path):
+    """A state read once, and shown, counts what another run adds to its ledger, also after the run itself."""
+    state = fit(trainer_of("poisson"), path)
+    before = float(state.epsilon.upper)
+    other = trainer_of("poisson", noise_multiplier=1.0, target_epsilon=None)
+    fit(other, path, other.init(np.zeros(2, np.float32), bytes(32)))
+    assert before < float(state.epsilon.upper) == upper(path)
+    assert f"epsilon <= {outward(upper(path), '.7g', up=True)} at" in repr(state)
+
+
+@pytest.mark.parametrize(
+    ("rule", "more", "words"),
+    [
+        ("fixed", {}, "at delta 1e-05, zero_out, 2"),
+        ("user", {}, "at delta 1e-05, unit user, 2"),
+        ("everyone", {"target_delta": 1 / 7000}, "at delta 0.00014285714285714287, 2"),
+        ("repetitions", {}, "epsilon of one run <= "),
+    ],
+)
+def test_a_state_says_what_its_epsilon_is_of(path, rule, more, words):
+    trainer = trainer_of(rule, **more)
+    states = [fit(trainer, path), trainer.init(np.zeros(2, np.float32))]
+    for state in states:
+        text = repr(state)
+        assert words in text and Decimal(text.split("<= ")[1].split(" ")[0]) >= Decimal(float(state.epsilon.upper))
 
 
 def test_a_second_run_is_given_nothing_of_what_was_promised(path):

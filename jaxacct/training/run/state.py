@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.text import exact, outward, unusual
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import InputError, check
 from jaxacct.training.ledger import Ledger, Mark
@@ -75,15 +76,26 @@ class State:
         params = object.__getattribute__(self, "params")  # record no look: the number of parameters is no output
         count = sum(np.size(leaf) for leaf in jax.tree_util.tree_leaves(params) if hasattr(leaf, "dtype"))
         try:
-            epsilon = f"epsilon <= {self.epsilon.upper:.7g} at delta {self.plan.target_delta:g}"
+            at = f"{exact(self.plan.target_delta)}{unusual(self.plan.relation, self.plan.unit)}"
+            epsilon = f"{epsilon_of(self.plan)} <= {outward(self.epsilon.upper, '.7g', up=True)} at delta {at}"
         except InputError as error:
             epsilon = f"epsilon unknown ({error})"
         stopped = f", stopped: {self.stopped}" if self.stopped else ""
         return f"State(step {self.step} of {self.plan.steps}{stopped}, {epsilon}, {count:,} parameters)"
 
-    @functools.cached_property
+    @property
     def epsilon(self) -> Bounds:
-        """Epsilon of the steps so far; of all steps, if somebody may have ended the run because of its outputs."""
+        """Epsilon of the steps so far; of all steps, if somebody may have ended the run because of its outputs.
+
+        A ledger is read each time, since other runs may have been added to it.
+        """
+        return self._of_steps if self.history.ledger is None else self._claimed()
+
+    @functools.cached_property
+    def _of_steps(self) -> Bounds:
+        return self._claimed()
+
+    def _claimed(self) -> Bounds:
         ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
         return claimed(self.history, self.plan, self.step, ended, goes_on=False)
 
@@ -160,6 +172,11 @@ def shown(state: State, looks: Looks) -> State:
     vars(view).update(vars(state), looks=looks)
     looks.now, looks.at_this = view, False
     return view
+
+
+def epsilon_of(plan: Plan) -> str:
+    """Return the word epsilon, and what it is of where it does not cover all of a tuning."""
+    return "epsilon" if plan.repetitions is None else "epsilon of one run"
 
 
 class Stretch(NamedTuple):
