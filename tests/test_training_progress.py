@@ -14,9 +14,11 @@ import pytest
 from training_cases import gaussian_epsilon
 from training_runs import plan_of, sgd, shared, squares
 
+from jaxacct import selection
 from jaxacct.core import progress
 from jaxacct.training import Plan
 from jaxacct.training.run import log
+from jaxacct.training.run.state import Stretch
 
 
 @pytest.fixture
@@ -26,9 +28,61 @@ def every_step(monkeypatch):
     monkeypatch.setattr(progress, "WAIT", 1e9)  # no lines before the first step, however slow the machine
 
 
-def fitted(plan, progress=True):
+def fitted(plan, progress=True, state=None, **more):
     trainer = shared(squares, sgd(0.1), plan)
-    return trainer.fit(trainer.init(np.zeros(2, np.float32)), jnp.ones((10, 2)), progress=progress)
+    state = trainer.init(np.zeros(2, np.float32)) if state is None else state
+    return trainer.fit(state, jnp.ones((10, 2)), progress=progress, **more)
+
+
+def line_of(plan, show=True):
+    """A progress line of a run by itself."""
+    return log.ProgressLine(log.EpsilonSoFar(plan, 0, (), None), 0, show)
+
+
+def update(bar, plan, step):
+    bar.update(step, jnp.zeros(()), (Stretch(plan, 0, step, ""),))
+
+
+def join():
+    for thread in threading.enumerate():
+        if thread.name == "epsilon of the log":
+            thread.join(300)
+
+
+def shown(capsys):
+    """What each line says of epsilon."""
+    return [line.split("  epsilon")[1] for line in capsys.readouterr().err.splitlines() if "  epsilon" in line]
+
+
+@pytest.fixture
+def waited_for(monkeypatch):
+    """Let each line wait for the table."""
+    real = log._Table.at
+
+    def at(table, step):
+        point = real(table, step)
+        table.wait(60)
+        return point
+
+    monkeypatch.setattr(log._Table, "at", at)
+
+
+@pytest.mark.parametrize("held", ["an earlier plan", "another run of the ledger"])
+def test_the_line_counts_what_was_spent_before(every_step, still_steps, waited_for, capsys, tmp_path, held):
+    before, plan = plan_of(10, noise=2.0, steps=4), plan_of(10, noise=9.0, steps=6)
+    more = {"ledger": tmp_path / "ledger.jsonl"} if held == "another run of the ledger" else {}
+    state = fitted(before, False, **more)
+    state = fitted(plan, True, None if more else state, **more)
+    assert len(told := shown(capsys)) == (6 if more else 2)
+    spent = float(state.epsilon.upper)
+    assert spent <= float(told[-1].removeprefix(" <= ")) <= 1.03 * spent
+
+
+def test_the_line_of_a_run_of_a_tuning_says_so(every_step, still_steps, waited_for, capsys):
+    plan = plan_of(10, noise=9.0, steps=4, repetitions=selection.PointMass(3))
+    one, told = fitted(plan).epsilon.upper, shown(capsys)
+    assert len(told) == 4 and all(text.startswith(" of one run <= ") for text in told)
+    assert one <= float(told[-1].split("<= ")[1]) < plan.epsilon.upper
 
 
 def test_training_does_not_wait_for_the_table(every_step, still_steps, monkeypatch, capsys):
@@ -45,17 +99,15 @@ def test_training_does_not_wait_for_the_table(every_step, still_steps, monkeypat
         assert fitted(plan).step == 5
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 5 and "5/5" in lines[-1] and not any("epsilon" in line for line in lines)
-        assert not plan.has_curve
     finally:
         go.set()
-    for thread in threading.enumerate():
-        if thread.name == "live epsilon":
-            thread.join(60)
-    assert plan.has_curve
-    fitted(plan)
-    lines = capsys.readouterr().err.splitlines()
-    shown = [float(line.rsplit("epsilon <= ", 1)[1]) for line in lines]
-    assert shown == [pytest.approx(gaussian_epsilon(math.sqrt(step) / 3.0), rel=0.03) for step in range(1, 6)]
+    join()
+
+
+def test_each_line_shows_epsilon_so_far(every_step, still_steps, waited_for, capsys):
+    fitted(plan_of(10, noise=3.0, steps=5))
+    told = [float(text.removeprefix(" <= ")) for text in shown(capsys)]
+    assert told == [pytest.approx(gaussian_epsilon(math.sqrt(step) / 3.0), rel=0.03) for step in range(1, 6)]
 
 
 @pytest.mark.parametrize("show", [True, False, None])
@@ -70,22 +122,26 @@ def test_tracing_and_compiling_say_so(monkeypatch, still_steps, capsys, show):
 @pytest.mark.slow
 def test_the_table_is_the_same_from_another_thread(every_step):
     """The thread that computes the table uses double precision, whatever the caller's thread uses."""
-    bar, plan = log.ProgressLine(plan_of(100, q=0.3, noise=2.0, steps=40), 0, True), plan_of(100, 0.3, 2.0, 40)
-    bar.update(1, jnp.zeros(()))
-    bar.update(2, jnp.zeros(()))
-    bar.table.join(300)
-    assert not jax.config.jax_enable_x64
+    one, plan = plan_of(100, q=0.3, noise=2.0, steps=40), plan_of(100, 0.3, 2.0, 40)
+    bar = line_of(one)
+    update(bar, one, 1)
+    update(bar, one, 2)
+    join()
+    assert not jax.config.jax_enable_x64 and "_curve" in vars(one)
     for step in (1, 20, 40):
-        assert bar._plan.live_epsilon(step).upper == plan.live_epsilon(step).upper
+        assert one.live_epsilon(step).upper == plan.live_epsilon(step).upper
         assert np.float64(plan.live_epsilon(step).upper) != np.float32(plan.live_epsilon(step).upper)
     bar.close()
 
 
 def test_nothing_is_computed_where_nothing_is_shown(every_step):
-    bar = log.ProgressLine(plan_of(100, q=0.3, noise=2.0, steps=40), 0, False)
+    plan = plan_of(100, q=0.3, noise=2.0, steps=40)
+    bar = line_of(plan, False)
     for step in range(1, 41):
-        bar.update(step, None)
-    assert bar.table is None and not bar._plan.has_curve
+        update(bar, plan, step)
+    last = line_of(plan)
+    update(last, plan, 40)  # too late for a table
+    assert all(table._thread is None for bar in (bar, last) for table in bar._epsilon._tables)
 
 
 def test_a_table_that_ends_in_an_error_says_nothing(every_step, monkeypatch):
@@ -93,10 +149,12 @@ def test_a_table_that_ends_in_an_error_says_nothing(every_step, monkeypatch):
     told = []
     monkeypatch.setattr(threading, "excepthook", told.append)
     monkeypatch.setattr(Plan, "epsilon_curve", lambda plan, points=64: ThreadPoolExecutor(0))
-    bar = log.ProgressLine(plan_of(10, noise=3.0, steps=3), 0, True)
-    bar.update(1, jnp.zeros(()))
-    bar.table.join(60)
-    assert not told and not bar.table.daemon and not bar._plan.has_curve
+    plan = plan_of(10, noise=3.0, steps=3)
+    bar = line_of(plan)
+    update(bar, plan, 1)
+    thread = bar._epsilon._tables[0]._thread
+    join()
+    assert not told and not thread.daemon and "_curve" not in vars(plan)
 
 
 @pytest.mark.slow
@@ -108,6 +166,7 @@ from concurrent.futures import ThreadPoolExecutor, thread
 import jax.numpy as jnp
 from jaxacct.training import Plan
 from jaxacct.training.run import log
+from jaxacct.training.run.state import Stretch
 
 def table(plan, points=64):
     while not thread._shutdown:
@@ -116,8 +175,8 @@ def table(plan, points=64):
 
 Plan.epsilon_curve = table
 plan = Plan(target_delta=1e-5, dataset_size=10, sampling_probability=1.0, noise_multiplier=3.0, steps=3)
-bar = log.ProgressLine(plan, 0, True)
-bar.update(1, jnp.zeros(()))
+bar = log.ProgressLine(log.EpsilonSoFar(plan, 0, (), None), 0, True)
+bar.update(1, jnp.zeros(()), (Stretch(plan, 0, 1, ""),))
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     ended = subprocess.run(

@@ -386,7 +386,8 @@ class Trainer:
         if begins and step < until:
             with waiting(None, "steps: compiling the step", progress if processes.first else False):
                 program.begin(line, step, until)
-        bar = ProgressLine(plan, step, progress if processes.first else False)
+        assert told.epsilon is not None
+        bar = ProgressLine(told.epsilon, step, progress if processes.first else False)
         try:
             while step < plan.steps and stopped != "early_stop":
                 if step >= until:
@@ -417,7 +418,7 @@ class Trainer:
                             ledger.stopped_early(plan, step)
                         looks.seen, stopped = True, "early_stop"
                         break
-                bar.update(step, carried.clip_norm)
+                bar.update(step, carried.clip_norm, stretches)
                 if store is not None and step % every == 0 and step < plan.steps:
                     line = line._replace(seal=digest_of(carried))
                     saved = now(session=program.session)

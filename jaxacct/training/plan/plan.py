@@ -595,11 +595,6 @@ class Plan(PlanRequest):
         steps, curve = self.epsilon_curve()
         return steps.tolist(), np.maximum.accumulate(curve.upper).tolist()
 
-    @property
-    def has_curve(self) -> bool:
-        """Whether the table of `live_epsilon` has been computed already."""
-        return "_curve" in vars(self)
-
     def live_epsilon(self, step: int) -> Bounds:
         """Return an upper bound of epsilon after `step` steps: that of a table's first step >= `step`."""
         self._require(step, self.steps)

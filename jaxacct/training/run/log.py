@@ -34,7 +34,7 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import MANY_KINDS
 from jaxacct.training.plan.segments import even_steps
 from jaxacct.training.plan.solver import epsilon_of_several
-from jaxacct.training.run.state import State, Stretch, released
+from jaxacct.training.run.state import State, Stretch, epsilon_of, released
 from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.step_function import Observed
 from jaxacct.training.step.step_mechanisms import BY_PASS, Release
@@ -73,7 +73,7 @@ class RunLog:
 
     def __init__(self, put: Callable[[dict[str, Any]], Any] | None, file: LogFile | None, every: int, run: str) -> None:
         self._put, self._file, self._every, self._run = put, file, every, run
-        self._epsilon: EpsilonSoFar | None = None
+        self.epsilon: EpsilonSoFar | None = None
         self._last = 0
         self._looks: deque[_Look] = deque()
         self._recent: deque[tuple[int, float]] = deque(maxlen=32)  # the last logged steps and their times, for `rate`
@@ -87,53 +87,51 @@ class RunLog:
 
     def begin(self, plan: Plan, state: State, ledger: Ledger | None) -> None:
         """Begin the log of the steps of `plan` after `state`.  With a ledger, epsilon covers all its runs."""
-        if self._put is None:
-            return
-        self._epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
+        self.epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
         if self._file is not None:
             self.tell(self._file.beginning(self._run, state.step) | {"steps": plan.steps, "log_every": self._every})
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
         """Log the numbers of a step, which may still run on the device.  Skip a step that the log does not hold."""
-        if self._put is None or self._epsilon is None or (step % self._every and step != self._last):
+        if self._put is None or self.epsilon is None or (step % self._every and step != self._last):
             return
-        self._looks.append(_Look(step, observed, self._epsilon.point(step, stretches)))
+        self._looks.append(_Look(step, observed, self.epsilon.point(step, stretches)))
         self._see_done(MOST_PENDING)
         held = sum(look.when is not None for look in self._unread())
         now = time.monotonic()
         if held >= MOST_HELD or now - self._told >= PAUSE_SECONDS:
             self._told = now
             self._fetch()
-            self._tell(self._epsilon)
+            self._tell(self.epsilon)
 
     def evaluated(self, step: int, value: Any) -> None:
         """Log the value of an evaluation after `step` steps, behind the records of these steps."""
-        if self._put is None or self._epsilon is None:
+        if self._put is None or self.epsilon is None:
             return
         self._see_done(0)
         self._fetch()
-        self._tell(self._epsilon, everything=True)
+        self._tell(self.epsilon, everything=True)
         self.tell({"event": "evaluation", "run": self._run, "step": step, "value": value})
 
     def returned(self, state: State) -> State:
         """Store how the run ended, for the last line of the log file.  Return `state`."""
         self.ending = {"step": state.step, "ended": state.stopped}
-        if self._put is not None and self._file is not None and self._epsilon is not None:
+        if self._put is not None and self._file is not None and self.epsilon is not None:
             with contextlib.suppress(Exception):  # an error is dropped here, since `state.epsilon` raises it, too
                 found = state.epsilon
                 ends = {"lower": float(found.lower), "upper": float(found.upper), "delta": state.plan.target_delta}
-                self.ending["epsilon"] = ends | {"kind": found.kind, "covers": self._epsilon.covers}
+                self.ending["epsilon"] = ends | {"kind": found.kind, "covers": self.epsilon.covers}
         return state
 
     def close(self) -> None:
         """Log the remaining records; drop records that cannot be fetched, for example after the device failed."""
-        if self._put is None or self._epsilon is None:
+        if self._put is None or self.epsilon is None:
             return
         with contextlib.suppress(Exception):
             self._see_done(0)
         with contextlib.suppress(Exception):
             self._fetch()
-        self._tell(self._epsilon, everything=True)
+        self._tell(self.epsilon, everything=True)
         if self._file is not None:
             self.tell({"event": "end", "run": self._run} | self.ending)
 
@@ -318,32 +316,26 @@ def _finite(node: Any) -> Any:
 
 
 class ProgressLine:
-    """Progress line on standard error, with an upper bound of epsilon once a thread has computed the plan's table."""
+    """Progress line on standard error, with an upper bound of epsilon once a thread has computed a table of it."""
 
-    def __init__(self, plan: Plan, there: int, show: bool | None) -> None:
-        self._plan = plan
-        self._progress = Progress(plan.steps, show, there, "steps", PAUSES)
-        self.table: threading.Thread | None = None
+    def __init__(self, epsilon: EpsilonSoFar, there: int, show: bool | None) -> None:
+        self._epsilon, self._asked = epsilon, False
+        self._progress = Progress(epsilon.plan.steps, show, there, "steps", PAUSES)
 
-    def update(self, step: int, device: Any) -> None:
+    def update(self, step: int, device: Any, stretches: tuple[Stretch, ...]) -> None:
         """Show that `step` steps are done, as soon as the last of them has computed the array ``device``."""
         if self._progress.due(step):
             jax.block_until_ready(device)
-            self._progress.update(step, self._epsilon(step))
+            self._progress.update(step, self._told(step, stretches))
 
-    def _epsilon(self, step: int) -> str:
-        """Return the text about epsilon after `step` steps; "" until a thread, started here, has the table."""
-        if self._plan.has_curve:
-            return f"  epsilon <= {outward(float(self._plan.live_epsilon(step).upper), '.3g', up=True)}"
-        if self.table is None and step < self._plan.steps:
-            # not a daemon thread: the interpreter waits for it at exit, so that the exit cuts off no compilation
-            self.table = threading.Thread(target=self._compute, args=(step,), name="live epsilon")
-            self.table.start()
-        return ""
-
-    def _compute(self, step: int) -> None:
-        with contextlib.suppress(Exception):  # an error is dropped here, since `state.epsilon` raises it, too
-            self._plan.live_epsilon(step)
+    def _told(self, step: int, stretches: tuple[Stretch, ...]) -> str:
+        """Return the text about epsilon after `step` steps; "" until a thread, started here, has a table."""
+        plan = self._epsilon.plan
+        if step == plan.steps and not self._asked:
+            return ""  # the table would come too late
+        self._asked, point = True, self._epsilon.point(step, stretches)
+        upper = None if point is None else point.table.upper(point.step)
+        return "" if upper is None else f"  {epsilon_of(plan)} <= {outward(upper, '.3g', up=True)}"
 
     def close(self) -> None:
         """End the updates.  The line stays as it is."""
