@@ -318,11 +318,12 @@ def loop(module, rounds):
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         told = stack.enter_context(run_log(f"{folder}/log.jsonl", 1, state))
         told.begin(step.plan, state, None)
-        line = log.ProgressLine(step.plan, 0, True)
+        line = log.ProgressLine(told.epsilon, 0, True)
+        done_by = lambda number: (Stretch(step.plan, 0, number, ""),)
         adds = {
             "alone": lambda number: None,
-            "with its line": lambda number: line.update(number, step.carried.clip_norm),
-            "with its log": lambda number: told.look(number, step.observed, (Stretch(step.plan, 0, number, ""),)),
+            "with its line": lambda number: line.update(number, step.carried.clip_norm, done_by(number)),
+            "with its log": lambda number: told.look(number, step.observed, done_by(number)),
         }
         adds["with its log"](1)  # starts the thread that computes the table of epsilon
         wait_for_tables()
@@ -342,7 +343,7 @@ def loop(module, rounds):
         copies = jax.block_until_ready([jax.tree.map(jnp.copy, step.observed) for _ in range(LOOKS)])
         begin = time.process_time()
         for number, observed in enumerate(copies, last + 1):
-            told.look(number, observed, (Stretch(step.plan, 0, number, ""),))
+            told.look(number, observed, done_by(number))
         look = (time.process_time() - begin) / LOOKS
         stack.close()
         lines = pathlib.Path(folder, "log.jsonl").read_text().splitlines()

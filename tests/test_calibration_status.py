@@ -144,7 +144,7 @@ def test_advantages_near_one():
 
 def test_a_plan_that_does_not_reach_its_target_says_so():
     with pytest.warns(
-        UserWarning, match=r"target_epsilon = 10000.0 is not reached: noise_multiplier = 0.1 .*epsilon ="
+        UserWarning, match=r"target_epsilon = 10000.0 is not reached: noise_multiplier = 0.1 .*epsilon <="
     ):
         plan = Plan(target_epsilon=1e4, target_delta=1e-5, dataset_size=1000, sampling_probability=1.0, steps=4)
     assert plan.status == "not_binding" and "the target is not reached" in plan._repr_html_()

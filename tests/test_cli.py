@@ -210,6 +210,7 @@ def test_what_is_shown_of_a_sweep_is_no_smaller_than_what_it_found(capsys, tmp_p
     grid.write_text(f"noise_multiplier = {[2 + i / 10 for i in range(8)]}\n{ONE_STEP}")
     report = json.loads(answered(capsys, f"sweep {grid} --out {out} --json"))["upper"]
     low, _, high = answered(capsys, f"sweep {grid} --out {out} --overwrite").split("upper     ")[1].split()[:3]
+    assert "relation  8 add_or_remove_one" in answered(capsys, f"sweep {grid} --out {out} --overwrite")
     assert Decimal(low) <= Decimal(report["min"]) and Decimal(report["max"]) <= Decimal(high)
     one = {"sampling-probability": 1, "steps": 1, "noise-multiplier": "2,3", "delta": 1 / 7000}
     assert " 0.00014285714285714287 " in answered(capsys, "epsilon " + " ".join(f"--{k} {v}" for k, v in one.items()))

@@ -111,7 +111,9 @@ def test_the_command_refuses_in_one_line(path, capsys, monkeypatch):
 def test_both_ends_are_rounded_outward(path, capsys):
     with Ledger.create(path, TARGETED) as ledger:
         for step in range(20):
-            note(ledger, step, noise=5.0 + step)
+            note(ledger, step, noise=5.0 + step / 7)
             report = json.loads(shown(capsys, "show", path, "--json")[1])
+            noise = re.findall(r"noise multiplier (\S+),", shown(capsys, "show", path)[1])
+            assert max(map(Decimal, noise)) >= Decimal(5.0 + step / 7)
             low, high = re.search(r"epsilon +<= (\S+) .*from (\S+)\)", shown(capsys, "show", path)[1]).groups()[::-1]
             assert Decimal(low) <= Decimal(report["lower"]) and Decimal(report["upper"]) <= Decimal(high)

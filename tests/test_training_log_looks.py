@@ -148,7 +148,7 @@ def test_what_a_broken_device_does_not_give_is_left_out(followed_run):
 def test_a_function_is_told_once_what_an_interrupt_left_behind(followed_run):
     """The interrupt comes before the record is handed over, while its look is still in the queue."""
     log, told = followed_run
-    log._epsilon.point(1, of_plan(PLAN, 1)).table.wait(60)
+    log.epsilon.point(1, of_plan(PLAN, 1)).table.wait(60)
 
     class Interrupted(deque):
         left = 1

@@ -175,6 +175,7 @@ _COUNTED = {"fixed_batches": "passes", "random_allocation": "rounds", "cyclic_po
 
 def _ledger_text(report: dict[str, Any]) -> str:
     blocks = []
+    parameter = lambda release, name: output.parameter(name, release[name])
     for one in report["runs"]:
         aside = {
             "counted_again": "replayed otherwise, counted again",
@@ -192,7 +193,7 @@ def _ledger_text(report: dict[str, Any]) -> str:
             cap = f", cap {release['cap']} of {release['dataset_size']}" if release["cap"] else ""
             lines[f"segment {place + 1}"] = (
                 f"{release['count']} {what}, {release['sampling']}, noise multiplier "
-                f"{release['noise_multiplier']:.6g}, rate {release['sampling_probability']:.6g}{cap}"
+                f"{parameter(release, 'noise_multiplier')}, rate {parameter(release, 'sampling_probability')}{cap}"
             )
         step = one["outputs_seen_from"]
         why = "outputs were seen" + (" before its plan was left" if step is None else f" from step {step} on")
@@ -201,7 +202,7 @@ def _ledger_text(report: dict[str, Any]) -> str:
         for place, release in enumerate(one["promised"]):
             lines[f"promised {place + 1}"] = (
                 f"{release['count']} {_COUNTED.get(release['sampling'], 'steps')} not taken, noise multiplier "
-                f"{release['noise_multiplier']:.6g}: {why}"
+                f"{parameter(release, 'noise_multiplier')}: {why}"
             )
         for place, other in enumerate(one["others"]):
             lines[f"other {place + 1}"] = f"{other['mechanism']}  {safe(other['note'])}".rstrip()

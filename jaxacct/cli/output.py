@@ -59,7 +59,7 @@ def as_text(table: Table, batch: bool, beside: Mapping[str, str] | None = None) 
     measured = _measured(row)
     lines: dict[str, Any] = {}
     if quantity != measured:
-        lines[quantity] = _parameter(quantity, row[quantity])
+        lines[quantity] = parameter(quantity, row[quantity])
     if not math.isnan(row["upper"]):
         lines[measured] = f"{row['estimate']:.9g}  ({row['kind']})"
         lines["bracket"] = f"{down(row['lower'], 10)} to {up(row['upper'], 10)}"
@@ -67,17 +67,17 @@ def as_text(table: Table, batch: bool, beside: Mapping[str, str] | None = None) 
     lines |= beside or {}
     if any(name in row for names in SOURCES.values() for name in names):
         derived = {name: row[name] for name in ("sampling_probability", "steps") if name in row and name != quantity}
-        lines["run"] = ", ".join(f"{name} = {_parameter(name, value)}" for name, value in derived.items()) or None
+        lines["run"] = ", ".join(f"{name} = {parameter(name, value)}" for name, value in derived.items()) or None
     lines["engine"] = row["engine"] or None
     words = explain(str(row["status"]), str(row["kind"]) or "certified")
     return block(lines | {"relation": row["relation"], "status": f"{row['status']}: {words}"})
 
 
 def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
-    """Return a sweep's counts of rows by quantity, kind, status and engine, and the range of each `ANSWER` column."""
+    """Return a sweep's counts of rows by quantity, relation and so on, and the range of each `ANSWER` column."""
     counts = {
         word: dict(Counter(str(value) for value in table[word] if value))
-        for word in ("quantity", "kind", "status", "engine")
+        for word in ("quantity", "relation", "kind", "status", "engine")
     }
     known = {end: table[end][~np.isnan(table[end])] for end in ANSWER}
     ranges = {end: {"min": min(x, default=None), "max": max(x, default=None)} for end, x in known.items()}
@@ -89,7 +89,7 @@ def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
 def summary_text(report: dict[str, Any]) -> str:
     """Write the summary as text, with a sentence that explains each status other than "ok"."""
     lines = {"rows": f"{report['rows']:,}"}
-    lines |= {word: _counts(report[word]) for word in ("quantity", "kind", "status", "engine")}
+    lines |= {word: _counts(report[word]) for word in ("quantity", "relation", "kind", "status", "engine")}
     low, high = report["upper"]["min"], report["upper"]["max"]
     if low is not None:
         lines["upper"] = f"{down(float(low), 6)} to {up(float(high), 6)}"
@@ -130,7 +130,7 @@ def block(report: dict[str, Any]) -> str:
 def _words(value: Any) -> str:
     if not isinstance(value, dict):
         return str(value)
-    text = lambda name, word: word if isinstance(word, str) else _parameter(name, word)
+    text = lambda name, word: word if isinstance(word, str) else parameter(name, word)
     return ", ".join(f"{name} = {text(name, word)}" for name, word in value.items())
 
 
@@ -168,7 +168,7 @@ def _measured(row: dict[str, Any]) -> str:
     return "delta" if row["quantity"] == "delta" else "epsilon"
 
 
-def _parameter(name: str, value: float) -> str:
+def parameter(name: str, value: float) -> str:
     """Write a parameter. Ten digits are enough for a noise multiplier, rounded up, and for a rate, rounded down."""
     if math.isnan(value):
         return "none"
@@ -184,7 +184,7 @@ def _short(name: str, value: Any) -> str:
         return up(value, 8)
     if name == "lower":
         return down(value, 8)
-    return f"{value:.10g}" if name == "estimate" else _parameter(name, value)
+    return f"{value:.10g}" if name == "estimate" else parameter(name, value)
 
 
 def plain(name: str, value: Any) -> Any:
