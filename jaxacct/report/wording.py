@@ -43,7 +43,7 @@ SECRECY = (
 )
 TRAINING = (
     "The gradient of every record is clipped before noise is added, so that one record moves the sum by at most the "
-    "clip norm. The noise multiplier is relative to that norm.",
+    "clip norm. The noise multiplier is relative to that norm. First parameters do not come from the private data.",
     f"{SECRECY} The sampled batches stay secret, too. Checkpoints of the trainer hold the keys.",
 )
 USERS = (

@@ -72,8 +72,10 @@ class Source:
         return f"Source({type(self.dataset).__name__} of {len(self):,} examples, {more})"
 
 
-def require_rows(data: Any, size: int) -> None:
-    """Raise InputError unless every array of the data, or the Source, has `size` examples."""
+def require_rows(data: Any, size: int, sources: bool = False) -> None:
+    """Raise InputError unless every array of the data, or the Source if `sources` are used, has `size` examples."""
+    if isinstance(data, Source) and not sources:
+        raise InputError("data is a Source, which is not loaded side by side; give arrays, or train by a Trainer each")
     leaves = jax.tree_util.tree_leaves(data)
     sizes = {(len(data),)} if isinstance(data, Source) else {np.shape(leaf)[:1] for leaf in leaves}
     if sizes != {(size,)}:

@@ -20,7 +20,7 @@ from jaxacct.core.progress import say, waiting
 from jaxacct.core.types import Foreign, PyTree
 from jaxacct.core.validation import COUNT, InputError, check, choice
 from jaxacct.training.clipping.clipped_sum import METHODS, norm_methods, sensitivity
-from jaxacct.training.clipping.examples_apart import refuse_closed_over
+from jaxacct.training.clipping.examples_apart import refuse_closed_over, refuse_records
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.checkpoints import Checkpoint, Store
@@ -169,7 +169,7 @@ class Trainer:
         return markup.fields("Trainer", pairs) + self.plan._repr_html_()
 
     def init(self, params: PyTree = None, key: bytes | None = None, *, example: PyTree = None) -> State:
-        """Return the state before the first step.
+        """Return the state before the first step.  First parameters must not come from the private data.
 
         Parameters
         ----------
@@ -231,7 +231,7 @@ class Trainer:
 
         Parameters
         ----------
-        state : the result of `init` or of an earlier `fit`.
+        state : the result of `init` or of an earlier `fit`.  First parameters that hold rows of data are refused.
         data : pytree of arrays with the plan's dataset_size examples along the first axis, kept on the device.  Or a
             Source, which loads each batch during the previous step; without a mesh a NumPy memory map is read as a
             Source.  On a mesh every process needs the map of all rows and reads those of its own devices; from a Source
@@ -281,7 +281,7 @@ class Trainer:
             self.plan.require_noise_of(state.plan)
         elif state.past is not None:
             state = replace(state, past=None)  # no step yet, so drop the noise buffers: this trainer makes its own
-        where, private = self.placement, data
+        where, private = self.placement, (data, validation)  # what neither function nor first parameter may hold
         if where.mesh is None:  # on a mesh a memory map stays a map, since each process reads its own rows only
             data = source_of_mapped(data)
         self._check_data(data, users)
@@ -296,7 +296,6 @@ class Trainer:
         ahead = None if note_ahead is None else int(check("note_ahead", note_ahead, COUNT))
         require_same(where.processes, state, self.plan, every, bool(callbacks), checkpoints is not None)
         looks = checked_log(log, ledger) if where.processes.first else None, int(check("log_every", log_every, COUNT))
-        given = data
         if not isinstance(data, Source):
             data = where.data(data, users)
         store = found = None
@@ -320,10 +319,11 @@ class Trainer:
                     program = Program(where, *start)
             stack.callback(program.close)
             for trace in program.traces:
-                frozen = () if rest is None else rest.frozen
-                refuse_closed_over("loss_fn", trace, given, frozen, source=isinstance(given, Source))
+                refuse_closed_over("loss_fn", trace, private, () if rest is None else rest.frozen)
+            if state.step == 0:
+                refuse_records(carried.params, private)
             if judge is not None:
-                judge.begin(carried.params, rest, given)
+                judge.begin(carried.params, rest, private)
             if found is not None and found.session not in (b"", program.session):
                 # unknown steps may have followed the checkpoint, so the whole plan of the checkpoint counts as spent
                 state = replace(state, history=state.history.whole())
@@ -488,7 +488,7 @@ class Trainer:
             raise InputError(f"users is {told}, and the plan's unit is {self.plan.unit!r}; give users if it is 'user'")
         if users is not None:
             return  # `user_data` checks the numbers of users and examples
-        require_rows(data, self.plan.dataset_size)
+        require_rows(data, self.plan.dataset_size, sources=True)
 
 
 def _whatever_fails(note: Callable[[], Any]) -> None:

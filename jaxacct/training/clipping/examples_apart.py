@@ -298,45 +298,85 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
     return [found.transpose(sorted(last, key=lambda i: out[i]))]
 
 
-def refuse_closed_over(name: str, closed: ClosedJaxpr, data: Any, more: Any = (), source: bool = False) -> None:
-    """Raise InputError if a constant of a trace, or one of the model's arrays ``more``, holds a part of the data."""
-    leaves = jax.tree_util.tree_leaves(data.layout.example if source else data)
-    found = {id(each): each for each in (*contents(closed)[0], *jax.tree_util.tree_leaves(more))}.values()
-    traced = {id(leaf) for leaf in leaves if isinstance(leaf, jax.core.Tracer)}
+def refuse_closed_over(name: str, closed: ClosedJaxpr, private: Any, more: Any = ()) -> None:
+    """Raise InputError if a constant of a trace, or one of the model's arrays ``more``, holds a part of `private`."""
+    found = [*contents(closed)[0], *jax.tree_util.tree_leaves(more)]
+    traced = {id(leaf) for leaf in jax.tree_util.tree_leaves(private) if isinstance(leaf, jax.core.Tracer)}
     if any(id(each) in traced for each in found):
-        raise _refusal(name, "the batch of which it gets an example")
-    known = [np.asarray(each) for each in found if _has_numbers(each)]
-    for place, leaf in enumerate(leaves):
-        size, one = (len(data), leaf.shape) if source else (np.shape(leaf)[0], np.shape(leaf)[1:])
-        width = math.prod(one)
-        if not (source or _has_numbers(leaf)) or not width * size:
-            continue
-        rows: np.ndarray | None = None
-        for each in known:
-            views = [view for view in _views(each, width) if _says_enough(view)]
-            columns = 1 < width <= _MOST_COLUMNS and any(map(_says_enough, _views(each, 1)))
-            if not views and not columns:
-                continue
-            try:
-                rows = _some_rows(leaf, size, data.layout if source else None, place) if rows is None else rows
-            except InputError:
-                break  # skip the comparison: the run that draws these rows will raise the same error
-            with np.errstate(all="ignore"):
-                cast = rows.reshape(-1, width).astype(each.dtype)
-            groups = [(views, [cast])]
-            if columns:
-                groups.append(([*_views(each, 1)], [cast[:, [j]] for j in range(width)]))
-            for ours, theirs in groups:
-                hashed = [_Hashed(view) for view in ours]
-                if any(_meet(view, other) for other in map(_Hashed, theirs) for view in hashed):
-                    raise _refusal(name, f"an array of shape {each.shape} that holds rows of the data")
-
-
-def _refusal(name: str, what: str) -> InputError:
-    return InputError(
+        what = "the batch of which it gets an example"
+    elif (holder := with_records(found, private)) is not None:
+        what = f"an array of shape {holder.shape} that holds rows of the data"
+    else:
+        return
+    raise InputError(
         f"{name} closes over {what}, so every example sees others, but must see its own alone; take what it needs "
         "from its example and the parameters, or from public data"
     )
+
+
+def refuse_records(params: Any, private: Any) -> None:
+    """Raise InputError if parameters that are trained hold rows of private data before the first step."""
+    if (holder := with_records(params, private, columns=False)) is not None:
+        raise InputError(
+            f"params has an array of shape {holder.shape} that holds rows of the data, and first parameters get no "
+            "noise; draw them at random, or take them from public data"
+        )
+
+
+def with_records(arrays: Any, private: Any, columns: bool = True, alike: bool = False) -> np.ndarray | None:
+    """Return one of the arrays that holds rows of the private arrays and Sources, None if none does.
+
+    With `columns` single columns count, too.  Arrays that are `alike` are data, too, and may share some rows by chance.
+    """
+    unique = {id(each): each for each in jax.tree_util.tree_leaves(arrays) if _has_numbers(each)}
+    known = [_some_rows(each, len(each)) if alike and each.ndim else np.asarray(each) for each in unique.values()]
+    for part in _parts(private):
+        for each in known:
+            if not columns and part.width == 1 < each.ndim:
+                continue
+            groups = [(view, False) for view in _views(each, part.width) if _says_enough(view)]
+            if columns and 1 < part.width <= _MOST_COLUMNS and any(map(_says_enough, _views(each, 1))):
+                groups += [(view, True) for view in _views(each, 1)]
+            try:
+                for view, apart in groups:
+                    ours = _Hashed(view)
+                    if any(_meet(ours, theirs, alike) for theirs in part(each, apart)):
+                        return each
+            except InputError:
+                break  # skip the comparison: the run that draws these rows will raise the same error
+    return None
+
+
+class _Part:
+    """A private array, or a part of a Source's examples; called, it gives its rows or columns, hashed in a dtype."""
+
+    def __init__(self, leaf: Any, size: int, shape: tuple[int, ...], layout: Any = None, place: int = 0) -> None:
+        self.width, self._of = math.prod(shape), (leaf, size, layout, place)
+        self._hashed: dict[Any, list[_Hashed]] = {}
+
+    def __call__(self, like: np.ndarray, apart: bool) -> list[_Hashed]:
+        if (like.dtype, apart) not in self._hashed:
+            with np.errstate(all="ignore"):
+                cast = self._rows.astype(like.dtype)
+            parts = [cast[:, [j]] for j in range(self.width)] if apart else [cast]
+            self._hashed[like.dtype, apart] = [*map(_Hashed, parts)]
+        return self._hashed[like.dtype, apart]
+
+    @functools.cached_property
+    def _rows(self) -> np.ndarray:
+        return _some_rows(*self._of).reshape(-1, self.width)
+
+
+def _parts(private: Any) -> list[_Part]:
+    """Return the private arrays, and the parts of private Sources, that have numbers to compare."""
+    found = []
+    for leaf in jax.tree_util.tree_leaves(private):
+        if hasattr(leaf, "dataset"):
+            examples = enumerate(jax.tree_util.tree_leaves(leaf.layout.example))
+            found += [_Part(one, len(leaf), one.shape, leaf.layout, place) for place, one in examples]
+        elif _has_numbers(leaf) and np.ndim(leaf) and np.size(leaf):
+            found.append(_Part(leaf, len(leaf), np.shape(leaf)[1:]))
+    return [part for part in found if part.width]
 
 
 def _has_numbers(array: Any) -> bool:
@@ -345,7 +385,7 @@ def _has_numbers(array: Any) -> bool:
     return plain and hasattr(array, "__array__") and _is_known(array)
 
 
-def _some_rows(leaf: Any, size: int, layout: Any, place: int) -> np.ndarray:
+def _some_rows(leaf: Any, size: int, layout: Any = None, place: int = 0) -> np.ndarray:
     """Return all rows of a data array, or at most 32 blocks of a large array or a Source, in the dtype JAX gives it."""
     if layout is None and math.prod(leaf.shape) * leaf.dtype.itemsize <= _ALL_BYTES:
         rows = np.asarray(leaf)
@@ -400,10 +440,13 @@ class _Hashed:
         return np.sort(_runs(self.hashes, self.length))
 
 
-def _meet(ours: _Hashed, theirs: _Hashed) -> bool:
-    """Return whether a constant contains rows of the data that are too complex to agree by accident."""
+def _meet(ours: _Hashed, theirs: _Hashed, alike: bool) -> bool:
+    """Return whether an array contains rows of the data that are too complex to agree by accident."""
     shared = ours.once[_among(ours.once, theirs.once)][:64]
-    for one in shared:
+    # of data of one law as many rows occur among the others as have a twin among their own
+    twins = 1.0 - np.sum(theirs.counts == 1) / len(theirs.rows)
+    by_chance = alike and np.mean(_among(ours.hashes, theirs.once)) <= (1.0 + twins) / 2
+    for one in () if by_chance else shared:
         row, often = ours.rows[np.argmax(ours.hashes == one)], theirs.counts[np.searchsorted(theirs.once, one)]
         if 2 * often <= max(len(theirs.rows), 2) and not _is_progression(row) and _own_bytes(row) >= _OWN_BYTES:
             return True

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxacct.core.types import PyTree
 from jaxacct.core.validation import COUNT, InputError, check
-from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
+from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over, with_records
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.early_stop import UNITS
 from jaxacct.training.run.state import Evaluation, State
@@ -25,13 +25,14 @@ BLOCK_SIZE = 256
 """Number of examples whose values are computed together.  Blocks are computed one by one, which limits the memory."""
 
 
-def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float) -> tuple[Any, Any]:
+def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float, private: Any = ()) -> tuple[Any, Any]:
     """Return two int32 (upper, lower): the values sum to exactly (upper * 2^10 + lower) * unit.
 
-    Before, each value is clipped to [0, 1] (NaN is 0) and rounded to a multiple of `unit`.
+    Before, each value is clipped to [0, 1] (NaN is 0) and rounded to a multiple of `unit`.  It may close over neither
+    the data nor other arrays that are `private`.
     """
     of_one = jax.make_jaxpr(lambda example: value(params, example))
-    refuse_closed_over("value", of_one(one_of(data)), data)
+    refuse_closed_over("value", of_one(one_of(data)), (data, private))
 
     def of_block(held: tuple[Any, Any]) -> Any:
         examples, present = held
@@ -65,10 +66,27 @@ def require_countable(name: str, data: Any, remedy: str) -> None:
         raise InputError(f"{name} has first axes {sorted(sizes)}, must be one from 1 to 2^20; {remedy}")
 
 
+def refuse_shared(name: str, own: PyTree, private: PyTree, what: str) -> None:
+    """Raise InputError if an array of `own` is a private array, or a part of one, or holds many rows of one."""
+
+    def arrays(tree: PyTree) -> list[Any]:
+        opened = jax.tree.map(lambda leaf: leaf.dataset if isinstance(leaf, Source) else leaf, tree)
+        return [leaf for leaf in jax.tree_util.tree_leaves(opened) if isinstance(leaf, np.ndarray | jax.Array)]
+
+    def one_memory(a: Any, b: Any) -> bool:
+        return a is b or (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.shares_memory(a, b))
+
+    if (
+        any(itertools.starmap(one_memory, itertools.product(arrays(own), arrays(private))))
+        or with_records(arrays(own), private, columns=False, alike=True) is not None
+    ):
+        raise InputError(f"{name} holds rows of the training data{what}")
+
+
 class Evaluations:
     """Callback that stores a value in `values` every few steps and gives it to `tell`.  This is a look at outputs."""
 
-    def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, data: PyTree) -> None:
+    def __init__(self, evaluate: Callable[[Any, Any], Any], public_data: PyTree, every: int, private: PyTree) -> None:
         if public_data is None:
             raise InputError(
                 "public_data is missing; give the data of evaluate, which must be public: a value on private data is "
@@ -76,11 +94,7 @@ class Evaluations:
             )
         if not callable(evaluate):
             raise InputError(f"evaluate = {evaluate!r:.40} must be a function (params, public_data) -> number or dict")
-        for leaf, other in itertools.product(*map(jax.tree_util.tree_leaves, (public_data, data))):
-            same = leaf is other and isinstance(leaf, np.ndarray | jax.Array)
-            on_host = isinstance(leaf, np.ndarray) and isinstance(other, np.ndarray)
-            if same or (on_host and np.shares_memory(leaf, other)):
-                raise InputError("public_data holds rows of the training data, which are private; give public data")
+        refuse_shared("public_data", public_data, private, " or validation data, which are private; give public data")
         self.values: list[Evaluation] = []
         self.tell: Callable[[int, Any], Any] = lambda step, value: None
         self._evaluate, self._data, self._every = evaluate, public_data, int(check("eval_every", every, COUNT))
@@ -111,11 +125,11 @@ class ValidationScore:
         self._score, self._rows = score, jax.device_put(validation)
         self._count: Callable[[Any, Any], Any] | None = None
 
-    def begin(self, trained: PyTree, rest: Untrained | None, data: PyTree) -> None:
-        """Prepare the score for a model.  Refuse a score function that closes over training data."""
+    def begin(self, trained: PyTree, rest: Untrained | None, private: PyTree) -> None:
+        """Prepare the score for a model.  Refuse a score function that closes over private data."""
         of_one = lambda trained, example: self._score(join_model(trained, rest), example)
         trace = jax.make_jaxpr(of_one)(trained, one_of(self._rows))
-        refuse_closed_over("score", trace, data, () if rest is None else rest.frozen, source=isinstance(data, Source))
+        refuse_closed_over("score", trace, private, () if rest is None else rest.frozen)
         self._count = jax.jit(lambda trained, rows: units(of_one, trained, rows, 1.0 / UNITS))
 
     def __call__(self, trained: PyTree) -> int:
