@@ -10,11 +10,12 @@ import pytest
 from flax import nnx
 from helpers import refusal
 
-from jaxacct.training import Plan, Source, Trainer
+from jaxacct import selection, tuning
+from jaxacct.training import EarlyStop, Plan, Source, Trainer
 from jaxacct.training.clipping.clipped_sum import clipped_sum
-from jaxacct.training.clipping.examples_apart import refuse_closed_over
-from jaxacct.training.run.evaluations import units
-from jaxacct.tuning import PrivateScore, key_words, side_by_side
+from jaxacct.training.clipping.examples_apart import refuse_closed_over, refuse_records
+from jaxacct.training.run.evaluations import refuse_shared, units
+from jaxacct.tuning import PrivateScore, key_words, private_score, side_by_side
 
 RNG, SIZE = np.random.default_rng(0), 200
 X = RNG.normal(size=(SIZE, 6)).astype(np.float32)
@@ -159,6 +160,136 @@ def test_a_loss_that_closes_over_the_batch_of_a_traced_step_is_refused():
     assert "closes over the batch" in refusal(step, w, X[:8])
     frozen = jax.jit(lambda w, base, batch: clipped_sum(lambda w, x: jnp.sum(base @ (w * x)), w, batch).total)
     assert jax.eval_shape(frozen, w, np.ones((3, 6), np.float32), X[:8]).shape == (6,)
+
+
+@pytest.mark.parametrize("name", ["all", "one record", "reshaped", "stacked", "in another order", "bfloat16"])
+def test_records_among_first_parameters_are_found(name):
+    records = jnp.asarray(RECORDS[name])
+    assert "public data" in refusal(refuse_records, {"b": np.zeros(3), "w": records}, (DATA, None))
+    assert "first parameters" in refusal(refuse_records, records, Source(DATA))
+
+
+@pytest.mark.parametrize("name", [name for name in ORDINARY if name != "weights"])
+def test_ordinary_first_parameters_hold_none(name):
+    refuse_records({"w": ORDINARY[name], "more": np.stack([ORDINARY[name]] * 4)}, DATA)
+
+
+def test_no_function_and_no_first_parameter_may_hold_private_data_of_the_call():
+    rule = EarlyStop(epsilon=0.5, every=1)
+    plan = Plan(None, 1e-5, SIZE, 0.1, noise_multiplier=1.0, steps=2, early_stop=rule)
+    ones, held_out = np.ones(6, np.float32), RNG.normal(size=(40, 6)).astype(np.float32)
+    near = lambda rows: lambda w, x: jnp.min(jnp.sum((jnp.asarray(rows) - x) ** 2, axis=1)) < jnp.sum(w)
+    plain = lambda w, x: jnp.sum((w * x) ** 2)
+
+    def fit(loss=plain, first=ones, data=X, **more):
+        trainer = Trainer(loss, optax.sgd(0.1), plan, 1.0)
+        given = {"score": lambda w, x: jnp.sum(w * x) > 0, "validation": held_out} | more
+        return refusal(trainer.fit, trainer.init(first), data, progress=False, **given)
+
+    assert "loss_fn closes over" in fit(contrastive(held_out))
+    for rows in (X, held_out):
+        assert "score closes over" in fit(score=near(rows))
+        of_two = lambda w, x: jnp.sum((w["centres"] - x) ** 2)
+        for data in (X, Source(X)):
+            assert "params has an array of shape (3, 6)" in fit(of_two, {"centres": rows[[3, 9, 27]]}, data)
+        for public in (rows, rows.copy(), jnp.asarray(rows), Source(rows), {"x": rows[::-1].copy()}):
+            assert "public_data holds rows" in fit(evaluate=lambda w, data: 0.0, public_data=public)
+
+
+ZEROS = np.zeros(6, np.float32)
+SUBSET = tuning.SubsetPlan(8.0, 1e-5, SIZE, 0.2, selection.Poisson(3), sampling_probability=1.0, steps=2)
+DOORS = ["tune", "rounds", "subset"]
+
+
+def tuned(door, path, loss=lambda w, x: jnp.sum((w - x) ** 2), first=ZEROS, data=X, **more):
+    """What a tuning says that must spend nothing."""
+    given = {"init": lambda key: first, "score": lambda w: 0.0, "ledger": path} | more
+    make = given.pop("make", lambda config: optax.sgd(config["learning_rate"]))
+    space = given.pop("space", tuning.grid(learning_rate=[0.1, 0.2]))
+    repeated = Plan(None, 1e-5, SIZE, 1.0, noise_multiplier=3.0, steps=2, repetitions=selection.PointMass(2))
+    if door == "subset":
+        plan, call = SUBSET, tuning.tune_on_subset
+    elif door == "rounds":
+        plan, call, given["update"] = repeated, tuning.tune_in_rounds, lambda winners: None
+    else:
+        plan, call = repeated, tuning.tune
+    words = refusal(call, loss, make, space, data, plan, **given)
+    assert not path.exists()
+    return words
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_tunings_refuse_what_a_traced_step_shows_before_anything_is_spent(door, tmp_path):
+    path = tmp_path / "run.jsonl"
+    callback = lambda w, x: jax.pure_callback(np.sum, jax.ShapeDtypeStruct((), jnp.float32), x) * jnp.sum(w)
+    assert "a Source" in tuned(door, path, data=Source(X))
+    assert "loss_fn closes over" in tuned(door, path, contrastive(X))
+    assert "loss_fn closes over" in tuned(door, path, contrastive(X[[5]]))  # a subset need not have this record
+    assert "params has an array" in tuned(door, path, lambda w, x: jnp.sum((w - x) ** 2), X[[3, 9, 27]])
+    assert "prefix of the parameters" in tuned(door, path, clip_norm={"a": 1.0})
+    assert "private_loss=" in tuned(door, path, make=lambda config: optax.contrib.momo(config["learning_rate"]))
+    assert "pure_callback" in tuned(door, path, callback)
+    if door != "subset":
+        assert "selects none" in tuned(door, path, trainable=lambda path: False)
+
+
+@pytest.mark.parametrize("door", DOORS[:2])
+def test_tunings_keep_training_and_a_private_score_apart(door, tmp_path, monkeypatch):
+    monkeypatch.setattr(private_score, "PROFILE_POINTS", 2)
+    path, held_out = tmp_path / "run.jsonl", RNG.normal(size=(40, 6)).astype(np.float32)
+    score = lambda value, data, **more: {"score": PrivateScore(value, data, noise_multiplier=1.0, **more)}
+    right = lambda w, x: jnp.sum(w * x) > 0
+    near = lambda rows: lambda w, x: jnp.min(jnp.sum((jnp.asarray(rows) - x) ** 2, axis=1)) < jnp.sum(w)
+    assert "loss_fn closes over" in tuned(door, path, contrastive(held_out), **score(right, held_out))
+    assert "params has an array" in tuned(door, path, first=held_out[[3, 9, 27]], **score(right, held_out))
+    for rows in (X, held_out):
+        assert "value closes over" in tuned(door, path, **score(near(rows), held_out))
+    assert "value closes over" in tuned(door, path, **score(near(X), X, on="training"))
+    for rows in (X, X[50:90].copy(), jnp.asarray(X)[::-1]):
+        assert "use on='training'" in tuned(door, path, **score(right, rows))
+
+
+def test_a_trial_candidate_is_none_of_the_i_i_d_ones_and_the_first_adaptive_one(tmp_path):
+    path, seen = tmp_path / "run.jsonl", []
+
+    class Listed:
+        def sample(self, key):
+            seen.append(jax.random.key_data(key).tolist())
+            return {"learning_rate": 0.1 * len(seen)}
+
+    def stop(w):
+        raise KeyboardInterrupt
+
+    plan = Plan(None, 1e-5, SIZE, 0.1, noise_multiplier=3.0, steps=2, repetitions=selection.PointMass(2))
+    make, first = lambda config: optax.sgd(config["learning_rate"]), lambda key: np.zeros(6, np.float32)
+    for candidates, draws in (("adaptive", 2), ("iid", 3)):
+        seen.clear()
+        with pytest.raises(KeyboardInterrupt):
+            tuning.tune(
+                lambda w, x: jnp.sum((w - x) ** 2),
+                make,
+                Listed(),
+                X,
+                plan,
+                init=first,
+                score=stop,
+                ledger=path,
+                candidates=candidates,
+                key=bytes(32),
+            )
+        assert len(seen) == draws and len({str(key) for key in seen}) == draws
+
+
+def test_public_data_may_share_some_rows_by_chance():
+    few = np.concatenate([X[:30], RNG.normal(size=(70, 6)).astype(np.float32)])[RNG.permutation(100)]
+    votes = lambda: RNG.integers(0, 2, (SIZE, 40)).astype(np.float32)
+    table, other = (
+        np.repeat(np.eye(5, dtype=np.float32)[rows], 4, axis=1) * 1.7 for rows in RNG.integers(0, 5, (2, SIZE))
+    )
+    for own, private in ((few, X), (votes(), votes()), (table, other), (np.zeros((9, 6), np.float32), DATA)):
+        refuse_shared("public_data", own, private, "")
+    for own in (X, X[::-1].copy(), np.concatenate([few, X])):
+        assert "public_data holds rows" in refusal(refuse_shared, "public_data", own, X.copy(), "")
 
 
 def test_large_data_are_compared_by_some_rows(monkeypatch):

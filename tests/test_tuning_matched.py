@@ -44,7 +44,9 @@ def test_candidates_are_trained_by_their_own_plans_and_the_winner_tells_which(pl
 
     def seen(loss, optimizer, one, **more):  # a training is compiled anew for each plan and number of candidates
         trained.append(one)
-        return lambda params, configs, keys, data: params + np.asarray(configs["rate"])[:, None] / one.steps
+        return lambda params, configs, keys, data, private, trial: (
+            params + np.asarray(configs["rate"])[:, None] / one.steps
+        )
 
     monkeypatch.setattr(tuning_run, "side_by_side", seen)
     path = tmp_path / "ledger.jsonl"

@@ -217,9 +217,11 @@ def test_a_search_plan_meets_its_target_with_the_whole(more):
 
 @pytest.mark.slow  # the lattice computes two profiles, each of composed selections
 def test_a_private_score_of_rounds_costs_its_share():
-    score = tuning.PrivateScore(lambda w, x: jnp.exp(-jnp.sum((w - x) ** 2)), DATA[:7])
+    score = tuning.PrivateScore(lambda w, x: jnp.exp(-jnp.sum((w - x) ** 2)), np.zeros((7, 2), np.float32))
     assert "give it for several winners or rounds" in refusal(in_rounds, rounds=2, score=score)
-    score = tuning.PrivateScore(lambda w, x: jnp.exp(-jnp.sum((w - x) ** 2)), DATA[:7], noise_multiplier=1.0)
+    score = tuning.PrivateScore(
+        lambda w, x: jnp.exp(-jnp.sum((w - x) ** 2)), np.zeros((7, 2), np.float32), noise_multiplier=1.0
+    )
     best = in_rounds(rounds=2, score=score)
     by_score = selection.rounds(ja.Gaussian(1.0), LAW, 2, target_delta=1e-5)
     assert best.epsilon.upper >= ja.epsilon(by_score, 1e-5).upper * (1 - 1e-9)

@@ -216,7 +216,7 @@ def quiet(plans):
 def by_hand(*_, **__):
     """Runs that move each parameter vector by its rate along the records that are there; nothing is compiled."""
 
-    def train(params, configs, keys, held):
+    def train(params, configs, keys, held, private, trial):
         rows, there = held
         return params + np.asarray(configs["learning_rate"])[:, None] * (np.asarray(there) @ np.asarray(rows))
 
@@ -273,11 +273,12 @@ def test_one_ledger_entry_before_anything_runs(plans, monkeypatch, tmp_path):
     for k in (1, 17):
         path = tmp_path / f"{k}.jsonl"
 
-        def init(key, path=path):
+        def score(params, path=path):
             assert len(path.read_text().splitlines()) == 2  # the run and its one entry are there already
-            return jnp.zeros(200)
+            return 0.0
 
-        found = tuned(plans["rest"], data, monkeypatch, k=k, ledger=path, init=init)
+        found = tuned(plans["rest"], data, monkeypatch, k=k, ledger=path, score=score)
+        assert found.status == "tuned"
         lines = path.read_text().splitlines()
         assert len(lines) == 2
         sizes.append(len(lines[1]) - len(Ledger.read(path).run))

@@ -316,7 +316,7 @@ def test_chunks_do_not_change_a_candidate(forced, monkeypatch):
     forced(5)
     ends = []
     for together in (2, 16):
-        monkeypatch.setattr(selected, "__defaults__", (together,))
+        monkeypatch.setattr(selected, "__defaults__", (together, None))
         ends.append(run(GEOMETRIC, key=KEY))
     assert ends[0].config == ends[1].config
     np.testing.assert_allclose(ends[0].params, ends[1].params, rtol=1e-5)

@@ -119,7 +119,9 @@ def quick_candidates():
     def side_by_side(loss_fn, make_optimizer, plan, **settings):
         given.append((loss_fn, plan, settings))
 
-        def train(params, configs, keys, data):
+        def train(params, configs, keys, data, private=(), trial=False):
+            if trial:
+                return params
             make_optimizer({name: column[0] for name, column in configs.items()})
             luck = np.array([np.random.default_rng(words).random() for words in np.asarray(keys)])
             move = (configs["rate"] * (1.0 + luck)).astype(np.float32)

@@ -20,7 +20,7 @@ from jaxacct.core.types import Leaf, PyTree
 from jaxacct.core.validation import COUNT, InputError, check, choice
 from jaxacct.selection import Categorical, Law
 from jaxacct.training.clipping.clipped_sum import CLIP_NORM, METHODS, sensitivity
-from jaxacct.training.clipping.examples_apart import refuse_closed_over
+from jaxacct.training.clipping.examples_apart import refuse_closed_over, refuse_records
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import UNUSUAL
 from jaxacct.training.source import require_rows
@@ -205,13 +205,14 @@ def selected(
     group: Callable[[Any, Sequence[Mapping[str, Any]]], Group],  # (kind, configs) -> a `Group` for this kind
     value: Callable[[Any, int], float],  # (result, number) -> score
     together: int = CANDIDATES_PER_CALL,
+    first: dict[str, Any] | None = None,  # configs[0], if it is already drawn
 ) -> tuple[list[Found], list[dict[str, Any]]]:
     """Draw K and train.  Return (best `top` of K, best first; configs).  configs[0] always exists and uses no data."""
     require_pad(law, space, pad)
     count = law.sample()
     if isinstance(space, Adaptive):
         # `propose` sees only outputs that are accounted for, and K is public, so exceptions of `propose` are not hidden
-        configs = [space.proposed([], secret.key(b"config", 0))]
+        configs = [drawn(space, secret, 0) if first is None else first]
         history: list[Tried] = []
         best: list[Found] = []
         with contextlib.closing(Progress(count, progress, unit="candidates")) as bar:
@@ -226,10 +227,17 @@ def selected(
                 bar.update(number + 1)
         return [one for one in best if not isinstance(one.result, Raised)], configs
     work = count if pad is None else pad
-    configs = [dict(space.sample(secret.key(b"config", number))) for number in range(max(work, 1))]
+    configs = [drawn(space, secret, 0) if first is None else first]
+    configs += [drawn(space, secret, number) for number in range(1, work)]
     kinds = [kind_of(config, number) for number, config in enumerate(configs[:work])]
     bar = Progress(work, progress if pad else False, unit="candidates")
     return best_few(kinds, lambda kind: group(kind, configs), value, count, top, bar, together), configs
+
+
+def drawn(space: Any, secret: Secret, number: int) -> dict[str, Any]:
+    """Return the configuration of a candidate.  Of an Adaptive search only candidate 0 is known without a history."""
+    key = secret.key(b"config", number)
+    return space.proposed([], key) if isinstance(space, Adaptive) else dict(space.sample(key))
 
 
 def best_few(
@@ -347,7 +355,7 @@ def side_by_side(
     rngs: bool = False,
     trainable: PyTree = None,
     private_loss: PrivateLoss | None = None,
-) -> Callable[[Any, Mapping[str, Any], Any, Any], Any]:
+) -> Callable[..., Any]:
     """Make a function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
 
     Each candidate runs the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key, and
@@ -439,19 +447,25 @@ def side_by_side(
         )
         return count, loss
 
-    def train(params: Any, configs: Mapping[str, Any], keys: Any, data: Any) -> Any:
+    def train(
+        params: Any, configs: Mapping[str, Any], keys: Any, data: Any, private: Any = (), trial: bool = False
+    ) -> Any:
+        """Train n candidates.  Other arrays may be `private`, too.  A trial only traces a step; it uses no data."""
         count = _check(plan, params, configs, keys, data)
-        data = jax.tree.map(jnp.asarray, data)
+        private, data = (data, private), jax.tree.map(jnp.asarray, data)
         configs = {name: jnp.asarray(np.asarray(value), jnp.float32) for name, value in configs.items()}
         params = jax.tree.map(jnp.asarray, params)
         trained, rest = (params, None) if trainable is None else split_model(params, trainable)
+        refuse_records(trained, private)
         carried = begin(trained, configs)
         words = np.asarray(keys, np.uint32).reshape(count, 8)
         for start in range(0, plan.steps, STEPS_PER_CALL):
             stop = min(start + STEPS_PER_CALL, plan.steps)
             given = (start, stop, carried, configs, words, data, rest, drawn(words, start, stop))
             if start == 0:
-                refuse_closed_over("loss_fn", steps.trace(*given).jaxpr, data, () if rest is None else rest.frozen)
+                refuse_closed_over("loss_fn", steps.trace(*given).jaxpr, private, () if rest is None else rest.frozen)
+                if trial:
+                    return params
             carried = steps(*given)
             jax.block_until_ready(carried.params)
         return join_model(carried.params, rest)

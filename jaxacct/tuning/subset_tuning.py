@@ -22,7 +22,7 @@ from jaxacct.training.plan.segments import Segment
 from jaxacct.training.sampling import sampler
 from jaxacct.training.source import require_rows
 from jaxacct.training.step.counts_and_losses import AdaptiveClip
-from jaxacct.tuning.candidates import Secret, key_words, require_side_by_side, selected, several, side_by_side
+from jaxacct.tuning.candidates import Secret, drawn, key_words, require_side_by_side, selected, several, side_by_side
 from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
 from jaxacct.tuning.tuning_run import note_whole
@@ -158,22 +158,25 @@ def tune_on_subset(
 
     for each, final in itertools.product(plan.settings, (False, True)):
         require_side_by_side(run_of(each, final, plan.dataset_size), **shared)
-    if not callable(extrapolate):  # this trial raises InputError if a configuration has no learning rate
-        extrapolated(dict(space.sample(secret.key(b"config", 0))), plan.growth, extrapolate)
-    note_whole(ledger, run, plan.mechanism, note, plan.target_epsilon)
 
-    inside, outside = _split(secret.key(b"sample"), data, plan)
-
-    def trainer(setting: Setting, final: bool) -> Callable[..., Any]:
+    def trainer(setting: Setting, final: bool, trial: bool = False) -> Callable[..., Any]:
         """Return a function (params, configs, keys) -> params that trains several runs and is compiled once."""
         held = outside if final else inside
         run = run_of(setting, final, len(held[1]))
         # a row that only fills up the array has the constant loss 0, so its gradient is 0
         present = lambda params, held: jax.numpy.where(held[1], loss_fn(params, held[0]), 0.0)
         train = side_by_side(present, make_optimizer, run, **shared)
-        return lambda params, configs, keys: train(params, configs, keys, held)
+        return lambda params, configs, keys: train(params, configs, keys, held, data, trial)
 
     settings = plan.settings
+    # a trial candidate, which is not trained, shows errors of the program before anything is spent
+    inside = outside = _held(data, np.arange(0), _room(plan.dataset_size, plan.share))
+    apart = Secret(secret.root(b"trial"))
+    config = drawn(space, apart, 0)
+    extrapolated(config, plan.growth, extrapolate)
+    several(trainer(setting, False, True), apart, init, [config])([0])
+    note_whole(ledger, run, plan.mechanism, note, plan.target_epsilon)
+    inside, outside = _split(secret.key(b"sample"), data, plan)
     place = lambda number: secret.choice(b"setting", number, len(settings))
     found, configs = selected(
         space,
@@ -188,13 +191,13 @@ def tune_on_subset(
     )
     # without a winner, take the first configuration, which does not depend on the data
     number, tuned, value = found[0] if found else (0, None, math.nan)
-    drawn, setting = configs[number], settings[place(number)]
-    config = extrapolated(drawn, plan.growth, extrapolate)
+    winner, setting = configs[number], settings[place(number)]
+    config = extrapolated(winner, plan.growth, extrapolate)
     first = tuned if warm_start and found else init(secret.key(b"first"))
     one = jax.tree.map(lambda x: np.asarray(x)[None], (first, config))
     params = jax.tree.map(lambda x: x[0], trainer(setting, True)(*one, key_words([secret.root(b"final")])))
     status = "tuned" if found else "none"
-    return SubsetTuned(params, config, drawn, setting, value, status, plan.epsilon, plan.mechanism, plan.cost)
+    return SubsetTuned(params, config, winner, setting, value, status, plan.epsilon, plan.mechanism, plan.cost)
 
 
 class _OfSample(Plan):

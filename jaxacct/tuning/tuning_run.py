@@ -24,16 +24,18 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.ledger.contents import Spent, claim, one_relation
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
-from jaxacct.training.run.evaluations import units
+from jaxacct.training.run.evaluations import refuse_shared, units
 from jaxacct.training.run.run_ledger import require_same_relation
 from jaxacct.training.source import require_rows
 from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.training.step.models import initialised, is_equinox, is_nnx, loss_of, refuse_state
 from jaxacct.tuning.candidates import (
+    CANDIDATES_PER_CALL,
     Adaptive,
     Group,
     Secret,
     Winner,
+    drawn,
     rank,
     require_pad,
     require_side_by_side,
@@ -136,6 +138,7 @@ def tune(
     Raises
     ------
     InputError : before anything is spent, if the tuning, alone or with the ledger's entries, exceeds the plan's target.
+        Before that a step of a trial candidate is traced.  Whatever its functions raise then is shown.
 
     References
     ----------
@@ -363,32 +366,46 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
         word = "iid, declared" if candidates == "iid" else word
     for each in plans:
         require_side_by_side(each, **shared)
-    note = f"tuning: {what} among runs of the plan; candidates {word}{more}"
-    note_whole(given["ledger"], plans[0], cost.mechanism, note, plan.target_epsilon)
+    scored_on = score.data if isinstance(score, PrivateScore) else ()
+    if isinstance(score, PrivateScore) and score.on == "validation":
+        refuse_shared("score.data", scored_on, data, "; use on='training', which counts both, or data apart from them")
     programs: dict[Any, Any] = {}  # all rounds share the compiled programs
 
-    def best_of(space: Any, secret: Secret) -> tuple[list[Winner], Winner]:
+    def words_of(config: Mapping[str, Any]) -> Hashable:
+        return tuple((name, x) for name, x in config.items() if x is None or isinstance(x, str))
+
+    def training(kind: Any, secret: Secret, configs: Sequence[Mapping[str, Any]], trial: bool = False) -> Group:
+        if kind not in programs:
+            optimizer = lambda numbers: make_optimizer({**numbers, **dict(kind[1])})
+            programs[kind] = side_by_side(loss_fn, optimizer, plans[kind[0]], **shared)
+        return several(lambda *given: programs[kind](*given, data, scored_on, trial), secret, init, configs)
+
+    # A trial candidate shows errors of the program before anything is spent.  It is not trained, and no K is drawn yet.
+    # Where candidates count as i.i.d., it is none of them: none may depend on whether an error was shown.
+    opening = secret if update is None else Secret(secret.root(b"round", 0))
+    trial = Secret(secret.root(b"trial")) if kind == "iid" else opening
+    first = drawn(space, trial, 0)
+    many = 1 if isinstance(space, Adaptive) else CANDIDATES_PER_CALL
+    params = training((0, words_of(first)), trial, [first], True)([0] * many)[0]
+    if isinstance(score, PrivateScore):
+        jax.eval_shape(lambda params: units(score.value, params, scored_on, score.unit, data), params)
+    note = f"tuning: {what} among runs of the plan; candidates {word}{more}"
+    note_whole(given["ledger"], plans[0], cost.mechanism, note, plan.target_epsilon)
+
+    def best_of(space: Any, secret: Secret, first: Any = None) -> tuple[list[Winner], Winner]:
         """Return the winners of one selection, and a data-independent Winner to release if there are no winners."""
         place = lambda number: secret.choice(b"setting", number, len(plans))
-
-        def kind_of(config: Mapping[str, Any], number: int) -> Hashable:
-            return place(number), tuple((name, x) for name, x in config.items() if x is None or isinstance(x, str))
-
-        def group(kind: Any, configs: Sequence[Mapping[str, Any]]) -> Group:
-            if kind not in programs:
-                optimizer = lambda numbers: make_optimizer({**numbers, **dict(kind[1])})
-                programs[kind] = side_by_side(loss_fn, optimizer, plans[kind[0]], **shared)
-            return several(lambda *given: programs[kind](*given, data), secret, init, configs)
-
-        value = value_of(score, secret)
-        found, configs = selected(space, law, pad, top, secret, given["progress"], kind_of, group, value)
+        kind_of = lambda config, number: (place(number), words_of(config))
+        group = lambda kind, configs: training(kind, secret, configs)
+        value = value_of(score, secret, data)
+        found, configs = selected(space, law, pad, top, secret, given["progress"], kind_of, group, value, first=first)
         winners = [Winner(params, configs[number], won, plans[place(number)]) for number, params, won in found]
         first = jax.device_get(init(secret.key(b"init", 0)))
         return winners, Winner(first, configs[0], float("nan"), plans[place(0)])
 
+    winners, nothing = best_of(space, opening, None if kind == "iid" else first)
     if update is None:
-        return _released(*best_of(space, secret), cost, word)
-    winners, nothing = best_of(space, Secret(secret.root(b"round", 0)))
+        return _released(winners, nothing, cost, word)
     for number in range(1, count):
         space = update(tuple(winners))
         if space is None:
@@ -454,12 +471,12 @@ def _with_noise(score: Any, plan: Any, kind: str, top: int, count: int) -> Any:
     return replace(score, noise_multiplier=found)
 
 
-def value_of(score: Any, secret: Secret) -> Callable[[Any, int], float]:
+def value_of(score: Any, secret: Secret, private: Any = ()) -> Callable[[Any, int], float]:
     """Return the function (params, number) -> score of candidate `number`."""
     if not isinstance(score, PrivateScore):
         return lambda params, _: float(score(params))
     held = jax.tree.map(jax.numpy.asarray, score.data)
-    count = jax.jit(lambda params: units(score.value, params, held, score.unit))
+    count = jax.jit(lambda params: units(score.value, params, held, score.unit, private))
     return lambda params, number: noisy(count(params), secret.key(b"score", number), score.noise_multiplier, score.unit)
 
 
