@@ -16,6 +16,7 @@ from jaxacct.training.clipping.clipped_sum import clipped_sum
 from jaxacct.training.clipping.examples_apart import refuse_closed_over, refuse_records
 from jaxacct.training.run.evaluations import refuse_shared, units
 from jaxacct.tuning import PrivateScore, key_words, private_score, side_by_side
+from jaxacct.tuning.tuning_run import TRIALS
 
 RNG, SIZE = np.random.default_rng(0), 200
 X = RNG.normal(size=(SIZE, 6)).astype(np.float32)
@@ -230,6 +231,8 @@ def test_tunings_refuse_what_a_traced_step_shows_before_anything_is_spent(door, 
     assert "private_loss=" in tuned(door, path, make=lambda config: optax.contrib.momo(config["learning_rate"]))
     assert "pure_callback" in tuned(door, path, callback)
     if door != "subset":
+        named = lambda config: getattr(optax, config["name"])(0.1) if config["name"] else optax.contrib.momo(0.1)
+        assert "private_loss=" in tuned(door, path, make=named, space=tuning.grid(name=["sgd", "adam", "yogi", ""]))
         assert "selects none" in tuned(door, path, trainable=lambda path: False)
 
 
@@ -262,7 +265,7 @@ def test_a_trial_candidate_is_none_of_the_i_i_d_ones_and_the_first_adaptive_one(
 
     plan = Plan(None, 1e-5, SIZE, 0.1, noise_multiplier=3.0, steps=2, repetitions=selection.PointMass(2))
     make, first = lambda config: optax.sgd(config["learning_rate"]), lambda key: np.zeros(6, np.float32)
-    for candidates, draws in (("adaptive", 2), ("iid", 3)):
+    for candidates, draws in (("adaptive", 2), ("iid", 2 + TRIALS)):
         seen.clear()
         with pytest.raises(KeyboardInterrupt):
             tuning.tune(

@@ -47,6 +47,9 @@ from jaxacct.tuning.plans import MatchedPlan, SearchPlan
 from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, noisy, whole
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
 
+TRIALS = 32
+"""Number of trial candidates that are drawn.  A step of one of each kind is traced before anything is spent."""
+
 
 @dataclass(frozen=True, eq=False)
 class Tuned:
@@ -138,7 +141,7 @@ def tune(
     Raises
     ------
     InputError : before anything is spent, if the tuning, alone or with the ledger's entries, exceeds the plan's target.
-        Before that a step of a trial candidate is traced.  Whatever its functions raise then is shown.
+        Before that a step of a trial candidate of each kind is traced.  Whatever its functions raise then is shown.
 
     References
     ----------
@@ -380,13 +383,14 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
             programs[kind] = side_by_side(loss_fn, optimizer, plans[kind[0]], **shared)
         return several(lambda *given: programs[kind](*given, data, scored_on, trial), secret, init, configs)
 
-    # A trial candidate shows errors of the program before anything is spent.  It is not trained, and no K is drawn yet.
-    # Where candidates count as i.i.d., it is none of them: none may depend on whether an error was shown.
+    # Trial candidates show errors of the program before anything is spent.  None is trained, and no K is drawn yet.
+    # Where candidates count as i.i.d., they are none of them: none may depend on whether an error was shown.
     opening = secret if update is None else Secret(secret.root(b"round", 0))
     trial = Secret(secret.root(b"trial")) if kind == "iid" else opening
-    first = drawn(space, trial, 0)
+    tried = [drawn(space, trial, number) for number in range(TRIALS if kind == "iid" else 1)]
     many = 1 if isinstance(space, Adaptive) else CANDIDATES_PER_CALL
-    params = training((0, words_of(first)), trial, [first], True)([0] * many)[0]
+    for words, number in {words_of(config): number for number, config in enumerate(tried)}.items():
+        params = training((0, words), trial, tried, True)([number] * many)[0]
     if isinstance(score, PrivateScore):
         jax.eval_shape(lambda params: units(score.value, params, scored_on, score.unit, data), params)
     note = f"tuning: {what} among runs of the plan; candidates {word}{more}"
@@ -403,7 +407,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
         first = jax.device_get(init(secret.key(b"init", 0)))
         return winners, Winner(first, configs[0], float("nan"), plans[place(0)])
 
-    winners, nothing = best_of(space, opening, None if kind == "iid" else first)
+    winners, nothing = best_of(space, opening, None if kind == "iid" else tried[0])
     if update is None:
         return _released(winners, nothing, cost, word)
     for number in range(1, count):
