@@ -14,7 +14,6 @@ from jaxacct.mechanisms import (
     AboveThreshold,
     ApproximateDP,
     BallsInBins,
-    BaseMechanism,
     Composed,
     DiscreteGaussian,
     DiscreteLaplace,
@@ -46,7 +45,7 @@ from jaxacct.representations import rdp_epsilon
 from jaxacct.representations.mechanism_profile import Profile, profile
 from jaxacct.strategies import Identity
 
-Sampling = Callable[[BaseMechanism, float], Mechanism]
+Sampling = Callable[[Mechanism, float], Mechanism]
 """A class of sampled mechanisms: takes a base mechanism and a rate or share."""
 
 EXAMPLES: tuple[Mechanism, ...] = (
@@ -124,12 +123,7 @@ def table_of_representations() -> str:
 def _answer(example: Mechanism, sampling: Sampling | None, relation: str) -> str:
     """The kind of the mechanism's bracket, after `sampling` if given; "refused" if there is no bracket."""
     try:
-        if sampling is None:
-            asked = example
-        elif isinstance(example, BaseMechanism):
-            asked = sampling(example, 0.1)
-        else:
-            return "refused"
+        asked = example if sampling is None else sampling(example, 0.1)
         if relation == "replace_one" and replaced_in_two_steps(asked):
             return "bound"  # by a removal and an addition; no dominating pair is known
         for direction in directions(asked, relation):

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from jaxacct.accounting.account import REVERSED, answer, by_parts, flat
@@ -23,6 +24,7 @@ from jaxacct.mechanisms import (
     SampledWithoutReplacement,
     batch_shape,
     directions,
+    repeat,
 )
 from jaxacct.mechanisms.base import take_rows, weakest
 from jaxacct.mechanisms.finite import log_mixture
@@ -237,7 +239,9 @@ class RemovedAndAdded(MechanismEngine):
         return replaced_in_two_steps(question.mechanism) or groups_inside(question.mechanism)
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
-        in_two_steps = (epsilon_replaced if question.quantity == "epsilon" else _delta_replaced)(question)
+        # a removal says nothing of a guarantee for replacements
+        apart = question._replace(mechanism=_with_guarantees_unsampled(question.mechanism))
+        in_two_steps = (epsilon_replaced if question.quantity == "epsilon" else _delta_replaced)(apart)
         if replaced_in_two_steps(question.mechanism):
             return in_two_steps
         at_once = by_parts(question)
@@ -247,6 +251,21 @@ class RemovedAndAdded(MechanismEngine):
             for name in ("upper", "status", "engine")
         )
         return Bounds(np.zeros_like(upper), upper, upper, "bound", status, engine)
+
+
+def _with_guarantees_unsampled(mechanism: Mechanism) -> Mechanism:
+    """Return the mechanism with all sampled guarantees outside of their samples, which leaks no less."""
+    sampled = lambda node: isinstance(node, PoissonSampled | RandomAllocation) and node.reveals("replace_one")
+
+    def bare(node: Any) -> Any:
+        if not sampled(node):
+            return node
+        times = node.participations if isinstance(node, RandomAllocation) else 1.0
+        return repeat(node.mechanism, np.broadcast_to(times, batch_shape(node)))
+
+    while mechanism.reveals("replace_one"):  # a sample may hold another one
+        mechanism = jax.tree.map(bare, mechanism, is_leaf=sampled).validated()
+    return mechanism
 
 
 def _upper_epsilon(question: MechanismQuestion, delta: np.ndarray, relation: str) -> np.ndarray:

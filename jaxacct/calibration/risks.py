@@ -47,7 +47,7 @@ from jaxacct.calibration.dp_sgd_search import (
 from jaxacct.calibration.search import AIM, CLAIMED, BestValues, Start, beside, certified_search, conclude, least_apart
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import InputError
+from jaxacct.core.validation import InputError, require_taken_out
 from jaxacct.engines.backend import evaluate, job
 from jaxacct.engines.contour import no_hint
 from jaxacct.engines.protocol import Answer, MechanismQuestion
@@ -151,6 +151,8 @@ def _require_above(name: str, value: np.ndarray, least: str, floor: np.ndarray, 
 
 def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
     """Calibrate to a true-positive rate; a posterior or a reconstruction is first turned into such a rate."""
+    if name == "target_reconstruction":
+        require_taken_out(goal.relation)
     beside_it = {"target_posterior": "prior", "target_tpr": "at_fpr", "target_reconstruction": "baseline"}[name]
     _require_above(name, flat[name], beside_it, flat[beside_it], shape)
     fpr = flat["baseline" if name == "target_reconstruction" else "at_fpr"]

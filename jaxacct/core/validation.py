@@ -36,6 +36,12 @@ def covers(claimed: str, other: str) -> bool:
     return other == claimed or (claimed == "add_or_remove_one" and other in ("add_one", "remove_one"))
 
 
+def require_taken_out(relation: str) -> None:
+    """Refuse a reconstruction under a relation that only puts the record in."""
+    if relation == "add_one":
+        raise InputError("relation = 'add_one' bounds no reconstruction; use 'remove_one', which takes the record out")
+
+
 class InputError(ValueError):
     """Refusal of an input. The message is one line: the name (and index), the value, the limit and the remedy.
 

@@ -91,6 +91,8 @@ class Mechanism(ABC):
     """True if no pair is known for a replaced record. A bound then counts one removal and one addition."""
     follows_relation: ClassVar[bool] = False
     """True if the pair is derived for each relation. If False, the pair may hold for one relation only."""
+    states_relation: ClassVar[bool] = False
+    """True if the class rests on a statement about one relation, whatever mechanisms are inside."""
 
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):
@@ -137,15 +139,20 @@ class Mechanism(ABC):
     def of_every_relation(self) -> bool:
         """Return True unless the mechanism contains a guarantee that was stated for one relation only."""
         inside = self.inside()
-        return all(one.of_every_relation() for one in inside) if inside else self.follows_relation
+        known = all(one.of_every_relation() for one in inside) if inside else self.follows_relation
+        return known and not self.states_relation
 
     def displaces(self) -> bool:
         """Return whether adding a record may push another out of a batch. Then zero_out differs from add/remove."""
         return any(mechanism.displaces() for mechanism in self.inside())
 
+    def reveals(self, relation: str) -> bool:
+        """Return whether a sample counts as public under the relation (README.md, "Sampled guarantees")."""
+        return any(mechanism.reveals(relation) for mechanism in self.inside())
+
     def zeroed_apart(self) -> bool:
         """Return whether zero_out may have another pair than add/remove."""
-        return self.displaces() or any(mechanism.zeroed_apart() for mechanism in self.inside())
+        return self.displaces() or self.reveals("zero_out")
 
     def validated(self) -> Self:
         """Return the mechanism rebuilt through its constructor, which checks every field."""

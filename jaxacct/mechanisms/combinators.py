@@ -69,7 +69,9 @@ class Repeated(Combinator):
                 vars(self).update(mechanism=inner.mechanism, steps=check("steps", product, COUNT))
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        return [(part, exact_product(n, self.steps)) for part, n in self.mechanism.expand(relation, direction)]
+        one = self.mechanism
+        parts = _in_either_order(one, relation) if self._mixes_orders(relation) else one.expand(relation, direction)
+        return [(part, exact_product(n, self.steps)) for part, n in parts]
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         return [(part, exact_product(n, self.steps)) for part, n in self.mechanism.expand_below(relation, direction)]
@@ -95,11 +97,20 @@ class Repeated(Combinator):
         group = f", group={step.group}" if step.group > 1 else ""
         return f"ja.dp_sgd(noise_multiplier={noise}, sampling_probability={rate}, {steps}{group})"
 
+    def _mixes_orders(self, relation: str) -> bool:
+        """Return True for ``replace_one`` if the two directions may differ in two or more of the steps."""
+        return relation == "replace_one" and self._several() and not self.mechanism.symmetric()
+
+    def _several(self) -> bool:
+        return bool(np.any(np.greater(self.steps, 1.0)))
+
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        return self.mechanism.kind_under(relation, composed or bool(np.any(np.greater(self.steps, 1.0))))
+        kind = self.mechanism.kind_under(relation, composed or self._several())
+        return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
-        return self.mechanism.kind_of_bracket(relation, composed or bool(np.any(np.greater(self.steps, 1.0))))
+        kind = self.mechanism.kind_of_bracket(relation, composed or self._several())
+        return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
 
 
 FIRST_SHOWN = 8
@@ -268,7 +279,7 @@ class ProposeTestRelease(Combinator):
         delta_infinity = e^{-threshold/test_scale}/2.
 
     The answer is for the composition of the Laplace mechanism, a mass delta_infinity at infinite loss, and
-    ``mechanism``. ``kind`` is "bound". The combination cannot be sampled.
+    ``mechanism``, under the relation whose steps the distance counts. ``kind`` is "bound".
 
     Parameters
     ----------
@@ -292,14 +303,12 @@ class ProposeTestRelease(Combinator):
     test_scale: Leaf
     threshold: Leaf
     constraints: ClassVar = {"test_scale": POSITIVE, "threshold": NON_NEGATIVE}
+    states_relation: ClassVar = True  # the distance counts steps of one relation
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         test = Laplace(self.test_scale).expand("add_or_remove_one", direction)
         missed = ApproximateDP(0.0, self._passing()).expand(relation, direction)
         return [*test, *missed, *self.mechanism.expand(relation, direction)]
-
-    def of_every_relation(self) -> bool:
-        return False  # the distance of the test counts steps of one relation
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         inner = self.mechanism.infinity_exactly(relation, direction)

@@ -52,7 +52,8 @@ class RandomizedResponse(FiniteMechanism):
     """Tell the true answer with probability ``probability``, else another category, drawn uniformly.
 
     With k categories the true answer has mass p and each other answer r = (1-p)/(k-1). The loss is log(p/r) with mass
-    p, -log(p/r) with mass r, and 0 with mass (k-2) r. All neighbouring relations have the same pair.
+    p, -log(p/r) with mass r, and 0 with mass (k-2) r. All neighbouring relations have the same pair: under add and
+    remove, an absent record's place gets another category's answer. Where answers are missing, use ``replace_one``.
 
     Parameters
     ----------
@@ -264,8 +265,8 @@ class FiniteOutput(FiniteMechanism):
 
     delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add. Under ``replace_one`` p and q
     are the laws for the two values of the record, in either order (README.md, "Two orders of a replaced record"), and
-    so they are inside `SampledWithoutReplacement`. A zeroed record counts as no record. No other pair of neighbours may
-    have a larger delta at any eps.
+    so they are inside `SampledWithoutReplacement`. A zeroed record counts as no record. The pair of any other
+    neighbours must be dominated by (p, q), or under ``replace_one`` by (p, q) or by (q, p).
 
     Parameters
     ----------
@@ -337,6 +338,8 @@ class FiniteOutput(FiniteMechanism):
 
 def only_stated(mechanism: Mechanism) -> bool:
     """Return whether a guarantee is in it. A guarantee holds for the relation of the question, and says no more."""
+    if mechanism.states_relation:
+        return True
     inside = mechanism.inside()
     known = mechanism.of_every_relation() or isinstance(mechanism, FiniteOutput)
     return any(map(only_stated, inside)) if inside else not known

@@ -149,7 +149,7 @@ class RandomAllocation(Mechanism):
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         if self._finite():
-            return "bound" if self._reveals(relation) else str(self.mechanism.kind_under(relation, composed))
+            return "bound" if self.reveals(relation) else str(self.mechanism.kind_under(relation, composed))
         return "certified" if self.symmetric() else "bound"
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
@@ -167,12 +167,8 @@ class RandomAllocation(Mechanism):
         """Return whether the base has finitely many outputs, so that all laws are exact."""
         return isinstance(self.mechanism, FINITE_BASES)
 
-    def _reveals(self, relation: str) -> bool:
-        """Return whether the record's slots are taken as public, since the base's law without it is not known."""
+    def reveals(self, relation: str) -> bool:
         return self._finite() and absence_unknown(self.mechanism, relation) and not self._plain().all()
-
-    def zeroed_apart(self) -> bool:
-        return self._reveals("zero_out")
 
     def _laws(self, revealed: bool = False) -> list[AllocatedLaw]:
         """Return every configuration's loss law, in the flat order of the batch. `revealed`: the record's slots are."""
@@ -193,7 +189,7 @@ class RandomAllocation(Mechanism):
                     "relation = 'replace_one' is not supported for RandomAllocation of a mechanism with finitely many "
                     "outputs, whose laws are those with a record and without it; claim nothing for it"
                 )
-            laws = self._laws(self._reveals(relation))
+            laws = self._laws(self.reveals(relation))
             part = stacked_parts([law.part(direction, below) for law in laws], shape)
             return [(part, np.asarray(1.0))]
         names = (self.mechanism.noise_multiplier, self.slots, self.participations, self.group)

@@ -142,7 +142,7 @@ class PoissonSampled(OfGaussianMixtures):
             return once(stacked(pairs, batch_shape(self)), direction)
         if self._reveals(relation):
             one = isinstance(base, BaseMechanism)
-            pair = cast(BaseMechanism, base).finite_pair(relation) if one else pair_of_releases(base, _under(relation))
+            pair = cast(BaseMechanism, base).finite_pair(relation) if one else pair_of_releases(base, relation)
             return once(with_sample_revealed(pair, rate), direction)
         if relation == "replace_one" and self._draws():
             return once(replaced_pair(base, rate, batch_shape(self)), direction)
@@ -202,14 +202,14 @@ class PoissonSampled(OfGaussianMixtures):
         rate = self._flat()[1]
         return bool(np.any((rate > 0.0) & (rate < 1.0)))
 
-    def zeroed_apart(self) -> bool:
-        return self._reveals("zero_out") or super().zeroed_apart()
-
     def _bounds(self, relation: str) -> bool:
         return self._reveals(relation) or (relation == "replace_one" and self._draws())
 
+    def reveals(self, relation: str) -> bool:
+        return self._reveals(relation) or super().reveals(relation)
+
     def _reveals(self, relation: str) -> bool:
-        """Return whether the sample is taken as public, since the base's law without the record is not known."""
+        """Return whether this sample counts as public, since the base's law without the record is not known."""
         return absence_unknown(self._flat()[0], relation) and self._draws()
 
     def _innermost(self) -> Mechanism:
@@ -620,7 +620,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
             return once(stacked(pairs, batch_shape(self)), direction)
         replaced = relation in ("replace_one", "zero_out")
         if self._in_two_steps(relation):
-            pair = replaced_pair_in_two_steps(base)
+            pair = replaced_pair_in_two_steps(base, "zero_out" if relation == "zero_out" else "add_or_remove_one")
         elif not isinstance(base, BaseMechanism):
             pair = pair_of_releases(base, "replace_one")
         elif base.symmetric():

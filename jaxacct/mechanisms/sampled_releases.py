@@ -135,21 +135,22 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
     return pair_of_profile(eps[keep], delta[keep], delta[keep])
 
 
-def replaced_pair_in_two_steps(base: Mechanism) -> FinitePair:
+def replaced_pair_in_two_steps(base: Mechanism, relation: str) -> FinitePair:
     """Return a pair that dominates a replacement, from guarantees for a record that is removed, and for one added."""
     shape = batch_shape(base)
-    return stacked([_in_two_steps(one) for one in _elements(base, shape)], shape)
+    return stacked([_in_two_steps(one, relation) for one in _elements(base, shape)], shape)
 
 
 @functools.lru_cache(maxsize=KEPT)
-def _in_two_steps(base: Mechanism) -> FinitePair:
-    once = _losses(base, "add_or_remove_one")
+def _in_two_steps(base: Mechanism, relation: str) -> FinitePair:
+    once = _losses(base, relation)
     grid = spaced(np.unique(np.concatenate([once, 2.0 * once * (1.0 + 4.0 * ROUNDOFF)])))
     grid = grid[grid < 600.0]  # e^loss must not overflow
-    removed, added = (_ask(base, grid, relation).upper for relation in ("remove_one", "add_one"))
+    sides = ("remove_one", "add_one") if relation == "add_or_remove_one" else (relation, relation)
+    removed, added = (_ask(base, grid, side).upper for side in sides)
     delta = np.minimum(_one_after_the_other(grid, removed, added, grid, 1.0), 1.0)
     # two steps of loss at most L have a loss of at most 2 L
-    ends = 2.0 * once[-1] if _ask(base, once[-1], "add_or_remove_one").upper == 0.0 else math.inf
+    ends = 2.0 * once[-1] if _ask(base, once[-1], relation).upper == 0.0 else math.inf
     delta = np.where(grid > ends, 0.0, delta)
     return pair_of_profile(grid, delta, delta)
 
@@ -201,7 +202,7 @@ def _below(base: Mechanism, under: str) -> FinitePair:
 def _profiles(base: Mechanism, under: str) -> tuple[BracketedProfile, BracketedProfile]:
     """Return the bracketed profiles H_a(P || Q) and H_a(Q || P) of one composition, a = e^eps >= 1."""
     epsilon = _losses(base, under)
-    sides = ("remove_one", "add_one") if under == "add_or_remove_one" else ("replace_one",)
+    sides = ("remove_one", "add_one") if under == "add_or_remove_one" else (under,)
     found = []
     for side in sides:
         delta = _ask(base, epsilon, side)

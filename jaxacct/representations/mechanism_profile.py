@@ -35,6 +35,7 @@ from jaxacct.core.validation import (
     choice,
     options,
     refuse_tracers,
+    require_taken_out,
     with_hints,
 )
 from jaxacct.engines.loss_moments import Interval
@@ -336,6 +337,7 @@ class Profile:
         `baseline` is the largest probability that an attack succeeds when the output does not depend on the record
         [Hayes, Mahloujifar and Balle 2023; Kaissis et al. 2023]. The relation must be one that takes the record out.
         """
+        require_taken_out(self.relation)
         check("baseline", baseline, PROBABILITY)
         return self.true_positive_rate(baseline)
 

@@ -199,7 +199,7 @@ def risk(
     * bayes_success at each `prior`: the largest probability that a guess about membership is right.
     * bayes_excess at each `prior`: bayes_success minus its value without the output, `max(prior, 1 - prior)`.
     * reconstruction at each `baseline`: the largest success probability of a reconstruction that succeeds with
-      probability `baseline` without the output.
+      probability `baseline` without the output; left out under ``add_one``.
     * gdp_mu: the smallest mu of Gaussian differential privacy, for tests with both error rates at least `above_fpr`.
     * gdp_regret: how far the true error rates are from those of the Gaussian mechanism of gdp_mu.
 
@@ -245,7 +245,8 @@ def risk(
         success = p.bayes_success(chance)
         readings.append(Reading("bayes_success", {"prior": chance}, success))
         readings.append(Reading("bayes_excess", {"prior": chance}, p.bayes_excess(chance)))
-    readings += [Reading("reconstruction", {"baseline": rate}, tpr[rate]) for rate in baselines]
+    if relation != "add_one":  # which does not take the record out
+        readings += [Reading("reconstruction", {"baseline": rate}, tpr[rate]) for rate in baselines]
     mu, regret = p.gaussian_readings(above_fpr)
     floor = {"above_fpr": float(above_fpr)}
     readings += [Reading("gdp_mu", floor, mu), Reading("gdp_regret", floor, regret)]

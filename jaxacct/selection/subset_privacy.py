@@ -14,6 +14,7 @@ from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import DELTA, PROBABILITY, InputError, check_one, choice
 from jaxacct.mechanisms import Mechanism, PoissonSampled, PrivacyProfile, batch_shape, compose
 from jaxacct.mechanisms.base import FinitePair, require_mechanism
+from jaxacct.mechanisms.sampled_batches import require_samplable
 from jaxacct.selection.base_profile import upper_delta
 from jaxacct.selection.law_of_k import Law
 from jaxacct.selection.named_bounds import bound_delta, bound_epsilon
@@ -71,6 +72,7 @@ def subset_epsilon(
     require_mechanism("trained", trained)
     if not isinstance(k, Law) or k.shape or batch_shape(tuned) or batch_shape(trained):
         raise InputError("tuned, k and trained must be one configuration each; call once for each")
+    require_samplable("subset_epsilon", tuned, fixed_size=False)
     q = check_one("sampling_probability", sampling_probability, PROBABILITY, "give a single number in each call")
     target = check_one("delta", delta, DELTA, "give a single number in each call")
     choice("variant", variant, VARIANTS)

@@ -183,7 +183,8 @@ def _unlike(mechanism: Any) -> int:
         return int(sorted(pairs) != sorted((q, p) for p, q in pairs))
     if type(mechanism) is known.MatrixMechanism:
         return 0  # A MatrixMechanism holds no FiniteOutput. Its `inside` would run code of the engines.
-    return sum(_unlike(each) for each in mechanism.inside())
+    times = 2 if type(mechanism) is known.Repeated and np.any(np.greater(mechanism.steps, 1.0)) else 1
+    return times * sum(_unlike(each) for each in mechanism.inside())
 
 
 def _orders(mechanism: Any) -> list[Any]:
