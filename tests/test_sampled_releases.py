@@ -258,8 +258,8 @@ def test_without_replacement_by_enumeration(few_points):
 
 def test_without_replacement_of_two_orders():
     """The base's two laws are not alike. Delta is the larger of the deltas for both orders of the laws."""
-    base, ratio = ja.repeat(ja.FiniteOutput([0.9, 0.1], [0.6, 0.4]), 2), 0.3
-    p, q = product([0.9, 0.1], [0.9, 0.1]), product([0.6, 0.4], [0.6, 0.4])
+    p, q, ratio = product([0.9, 0.1], [0.9, 0.1]), product([0.6, 0.4], [0.6, 0.4]), 0.3
+    base = ja.FiniteOutput(np.ravel(p), np.ravel(q))
     one, two = sampled(p, q, ratio), sampled(q, p, ratio)
     run = ja.SampledWithoutReplacement(base, ratio)
     for relation, truth in {
@@ -268,6 +268,8 @@ def test_without_replacement_of_two_orders():
         "replace_one": np.maximum(hockey(*one, EPS), hockey(*two, EPS)),
     }.items():
         holds(ja.delta(run, EPS, relation=relation), truth, 1e-4)
+        repeated = ja.SampledWithoutReplacement(ja.repeat(ja.FiniteOutput([0.9, 0.1], [0.6, 0.4]), 2), ratio)
+        assert np.all(ja.delta(repeated, EPS, relation=relation).upper >= truth)
 
 
 def test_zero_out_without_replacement_is_bounded():
