@@ -141,7 +141,7 @@ def one_run(
     this folder, "A known curve".
 
     >>> one_run(95, 100, 1000, delta=1e-5, confidence=0.95)
-    LowerBound(epsilon >= 2.165176 at delta 1e-05, confidence 0.95, 1,000 trials, one_run)
+    LowerBound(epsilon >= 2.165175 at delta 1e-05, confidence 0.95, 1,000 trials, one_run)
     """
     if claim is not None:
         return known_curve_test(correct, guesses, canaries, claim, delta=delta, confidence=confidence, guessed=guessed)
