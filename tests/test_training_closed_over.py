@@ -175,6 +175,22 @@ def test_ordinary_first_parameters_hold_none(name):
     refuse_records({"w": ORDINARY[name], "more": np.stack([ORDINARY[name]] * 4)}, DATA)
 
 
+def test_columns_are_compared_with_arrays_of_one_column():
+    x, y = RNG.normal(size=(2, SIZE, 1)).astype(np.float32)
+    assert "holds rows" in refusal(refuse_records, {"centres": x[:40]}, (x, y))
+    assert "holds rows" in refusal(refuse_shared, "public_data", (x.copy(), y.copy()), (x, y), "; give others")
+    refuse_records({"w": RNG.normal(size=(40, 1)), "v": RNG.normal(size=(6, 4))}, (x, y))
+
+
+@pytest.mark.parametrize("width", [6, 8, 10, 14])
+def test_rows_of_few_values_agree_by_chance(width):
+    signs = RNG.choice([-1, 1], (4000, width)).astype(np.int8)
+    refuse_records({"w": RNG.choice([-1.0, 1.0], (64, width)).astype(np.float32)}, signs)
+    states = np.array(np.meshgrid(*[[-1.0, 1.0]] * width)).reshape(width, -1).T.astype(np.float32)
+    refuse_closed_over("loss_fn", jax.make_jaxpr(lambda w: jnp.sum(w * states))(np.ones(width, np.float32)), signs)
+    assert "holds rows" in refusal(refuse_records, {"w": signs[100:200].astype(np.float32)}, signs)
+
+
 def test_no_function_and_no_first_parameter_may_hold_private_data_of_the_call():
     rule = EarlyStop(epsilon=0.5, every=1)
     plan = Plan(None, 1e-5, SIZE, 0.1, noise_multiplier=1.0, steps=2, early_stop=rule)
@@ -227,6 +243,8 @@ def test_tunings_refuse_what_a_traced_step_shows_before_anything_is_spent(door, 
     assert "loss_fn closes over" in tuned(door, path, contrastive(X))
     assert "loss_fn closes over" in tuned(door, path, contrastive(X[[5]]))  # a subset need not have this record
     assert "params has an array" in tuned(door, path, lambda w, x: jnp.sum((w - x) ** 2), X[[3, 9, 27]])
+    transposed = tuned(door, path, lambda w, x: jnp.sum((x @ w) ** 2), X[:64].T)  # candidates are stacked before it
+    assert "params has an array of shape (6, 64)" in transposed
     assert "prefix of the parameters" in tuned(door, path, clip_norm={"a": 1.0})
     assert "private_loss=" in tuned(door, path, make=lambda config: optax.contrib.momo(config["learning_rate"]))
     assert "pure_callback" in tuned(door, path, callback)

@@ -290,6 +290,9 @@ def test_a_state_claims_what_was_spent_after_it(path):
     fit(other, path, other.init(np.zeros(2, np.float32), bytes(32)))
     assert before < float(state.epsilon.upper) == upper(path)
     assert f"epsilon <= {outward(upper(path), '.7g', up=True)} at" in repr(state)
+    assert state.epsilon is state.epsilon  # a ledger of many steps takes long to read
+    path.unlink()
+    assert "epsilon unknown" in repr(state)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,8 @@ RandomisedResponse = RandomizedResponse
 class PureDP(FiniteMechanism):
     """Any ``epsilon``-DP mechanism, through the pair that dominates them all: randomised response.
 
-    The guarantee must hold under the neighbouring relation for which the caller asks epsilon or delta.
+    The guarantee must hold under the neighbouring relation for which the caller asks epsilon or delta, in both orders
+    of the data sets: an epsilon of ``add_one`` or ``remove_one`` alone is no such guarantee.
 
     Parameters
     ----------
@@ -148,7 +149,8 @@ class ApproximateDP(FiniteMechanism):
     """Any (``epsilon``, ``delta``)-DP mechanism, through the pair that dominates them all.
 
     The pair has P-mass delta where dQ = 0, Q-mass delta where dP = 0, and else (1 - delta) times the pair of
-    `PureDP(epsilon)`. The guarantee must hold under the neighbouring relation of the question.
+    `PureDP(epsilon)`. The guarantee must hold under the neighbouring relation of the question, in both orders of the
+    data sets: an epsilon of ``add_one`` or ``remove_one`` alone is no such guarantee.
 
     Parameters
     ----------

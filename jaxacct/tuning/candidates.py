@@ -279,7 +279,8 @@ def several(
     """Return a function that trains the candidates with given numbers in one call of `train`."""
 
     def run(numbers: Sequence[int]) -> list[Any]:
-        firsts = [init(secret.key(b"init", number)) for number in numbers]
+        made = {number: init(secret.key(b"init", number)) for number in dict.fromkeys(numbers)}
+        firsts = [made[number] for number in numbers]
         params = jax.tree.map(lambda *x: np.stack([np.asarray(a) for a in x]), *firsts)
         # `train` already has the strings and None, which are equal in all these configs, so pass only the numbers
         names = [name for name, x in configs[numbers[0]].items() if not (x is None or isinstance(x, str))]
@@ -456,14 +457,17 @@ def side_by_side(
         configs = {name: jnp.asarray(np.asarray(value), jnp.float32) for name, value in configs.items()}
         params = jax.tree.map(jnp.asarray, params)
         trained, rest = (params, None) if trainable is None else split_model(params, trainable)
-        refuse_records(trained, private)
+        distinct = range(1 if trial else count)  # a trial is of one candidate, `count` times
+        apart = lambda tree: [jax.tree.map(lambda a, row=row: a[row], tree) for row in distinct]
+        refuse_records(apart(trained), private)
         carried = begin(trained, configs)
         words = np.asarray(keys, np.uint32).reshape(count, 8)
         for start in range(0, plan.steps, STEPS_PER_CALL):
             stop = min(start + STEPS_PER_CALL, plan.steps)
             given = (start, stop, carried, configs, words, data, rest, drawn(words, start, stop))
             if start == 0:
-                refuse_closed_over("loss_fn", steps.trace(*given).jaxpr, private, () if rest is None else rest.frozen)
+                frozen = () if rest is None else apart(rest.frozen)
+                refuse_closed_over("loss_fn", steps.trace(*given).jaxpr, private, frozen)
                 if trial:
                     return params
             carried = steps(*given)

@@ -332,7 +332,7 @@ def with_records(arrays: Any, private: Any, columns: bool = True, alike: bool = 
     known = [_some_rows(each, len(each)) if alike and each.ndim else np.asarray(each) for each in unique.values()]
     for part in _parts(private):
         for each in known:
-            if not columns and part.width == 1 < each.ndim:
+            if not columns and part.width == 1 and sum(length > 1 for length in each.shape) > 1:
                 continue
             groups = [(view, False) for view in _views(each, part.width) if _says_enough(view)]
             if columns and 1 < part.width <= _MOST_COLUMNS and any(map(_says_enough, _views(each, 1))):
@@ -446,7 +446,10 @@ def _meet(ours: _Hashed, theirs: _Hashed, alike: bool) -> bool:
     # of data of one law as many rows occur among the others as have a twin among their own
     twins = 1.0 - np.sum(theirs.counts == 1) / len(theirs.rows)
     by_chance = alike and np.mean(_among(ours.hashes, theirs.once)) <= (1.0 + twins) / 2
-    for one in () if by_chance else shared:
+    # rows of few values, such as signs, may agree by chance: they count as runs only
+    values = len(np.unique(theirs.rows[:: max(len(theirs.rows) // 4096, 1)]))
+    few = theirs.rows.shape[1] * np.log2(values) < np.log2(float(len(theirs.rows)) * len(ours.rows)) + 20.0
+    for one in () if by_chance or few else shared:
         row, often = ours.rows[np.argmax(ours.hashes == one)], theirs.counts[np.searchsorted(theirs.once, one)]
         if 2 * often <= max(len(theirs.rows), 2) and not _is_progression(row) and _own_bytes(row) >= _OWN_BYTES:
             return True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -87,17 +88,23 @@ class State:
     def epsilon(self) -> Bounds:
         """Epsilon of the steps so far; of all steps, if somebody may have ended the run because of its outputs.
 
-        A ledger is read each time, since other runs may have been added to it.
+        A ledger that has grown is read anew, since other runs may have been added to it.
         """
-        return self._of_steps if self.history.ledger is None else self._claimed()
+        now = None if self.history.ledger is None else _stamp(self.history.ledger.path)
+        then, known = vars(self).get("_known", (None, None))
+        if known is None or now != then:
+            ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
+            known = claimed(self.history, self.plan, self.step, ended, goes_on=False)
+            vars(self)["_known"] = now, known
+        return known
 
-    @functools.cached_property
-    def _of_steps(self) -> Bounds:
-        return self._claimed()
 
-    def _claimed(self) -> Bounds:
-        ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
-        return claimed(self.history, self.plan, self.step, ended, goes_on=False)
+def _stamp(path: str) -> Any:
+    """Return what differs if a file has been written to or replaced."""
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return object()  # equal to no other; whoever reads the file raises the error
 
 
 class Evaluation(NamedTuple):
