@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -91,12 +92,16 @@ class State:
         A ledger that has grown is read anew, since other runs may have been added to it.
         """
         now = None if self.history.ledger is None else _stamp(self.history.ledger.path)
-        then, known = vars(self).get("_known", (None, None))
-        if known is None or now != then:
+        found = self._claimed.get(now)
+        if found is None:
             ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
-            known = claimed(self.history, self.plan, self.step, ended, goes_on=False)
-            vars(self)["_known"] = now, known
-        return known
+            found = self._claimed[now] = claimed(self.history, self.plan, self.step, ended, goes_on=False)
+        return found
+
+    @functools.cached_property
+    def _claimed(self) -> dict[Any, Bounds]:
+        """The claims that were read, each by the stamp of the ledger at that time."""
+        return {}
 
 
 def _stamp(path: str) -> Any:
