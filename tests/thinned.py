@@ -127,6 +127,12 @@ THINNED = {
         "test_a_true_positive_rate_is_that_of_a_test_between_two_data_sets",
         "test_mu_of_a_distance_near_the_roundoff",
     ),
+    "test_sampled_guarantees": (
+        "test_a_concentrated_guarantee_covers_the_gaussian_that_has_it",
+        "test_a_guarantee_that_publishes_its_poisson_sample",
+        "test_a_removal_says_nothing_of_a_sampled_guarantee_for_replacements",
+        "test_a_sample_without_replacement_replaces_a_record",
+    ),
     "test_sampled_releases": ("test_finite_outputs_by_enumeration",),
     "test_samplers": (
         "test_bernoulli_exp",
