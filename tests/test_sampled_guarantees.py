@@ -7,7 +7,7 @@ import pytest
 from helpers import refusal
 
 import jaxacct as ja
-from jaxacct import selection
+from jaxacct import mechanisms, selection
 from jaxacct.core.validation import RELATIONS
 
 RATE = 0.1
@@ -134,6 +134,18 @@ def test_a_removal_says_nothing_of_a_sampled_guarantee_for_replacements(beside, 
     assert ja.delta(ja.compose(alone, beside), 0.5, relation="replace_one").upper >= truth
     batch = ja.compose(ja.PoissonSampled(base, [RATE, 1e-3]), beside)
     assert ja.epsilon(batch, 1e-3, relation="replace_one").shape == (2,)
+
+
+def test_every_class_that_counts_a_sample_as_public_can_leave_its_sample_out():
+    """`_with_guarantees_unsampled` knows these two, and would not end at a third."""
+    own = {each for each in vars(mechanisms).values() if isinstance(each, type) and "reveals" in vars(each)}
+    assert own == {ja.PoissonSampled, ja.RandomAllocation, mechanisms.Mechanism}
+
+
+@pytest.mark.parametrize("base", [ja.PureDP(1e-12), ja.ExponentialMechanism(1e-9)])
+def test_losses_below_the_steps_of_a_grid(base):
+    assert ja.epsilon(ja.SampledWithoutReplacement(base, 0.1), 1e-6).status == "zero"
+    assert ja.epsilon(ja.SampledWithoutReplacement(base, 0.1), 1e-20).upper < 1e-7
 
 
 def test_allocated_guarantees_beside_allocated_gaussians():

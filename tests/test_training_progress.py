@@ -56,7 +56,7 @@ def shown(capsys):
 
 @pytest.fixture
 def waited_for(monkeypatch):
-    """Let each line wait for the table."""
+    """Make each line wait until the table of epsilon is there."""
     real = log._Table.at
 
     def at(table, step):

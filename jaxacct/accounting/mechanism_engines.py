@@ -239,7 +239,7 @@ class RemovedAndAdded(MechanismEngine):
         return replaced_in_two_steps(question.mechanism) or groups_inside(question.mechanism)
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
-        # a removal says nothing of a guarantee for replacements
+        # a guarantee for replacements says nothing of a removal
         apart = question._replace(mechanism=_with_guarantees_unsampled(question.mechanism))
         in_two_steps = (epsilon_replaced if question.quantity == "epsilon" else _delta_replaced)(apart)
         if replaced_in_two_steps(question.mechanism):
@@ -254,7 +254,7 @@ class RemovedAndAdded(MechanismEngine):
 
 
 def _with_guarantees_unsampled(mechanism: Mechanism) -> Mechanism:
-    """Return the mechanism with all sampled guarantees outside of their samples, which leaks no less."""
+    """Return the mechanism in which each sampled guarantee runs on all records. It leaks no less."""
     sampled = lambda node: isinstance(node, PoissonSampled | RandomAllocation) and node.reveals("replace_one")
 
     def bare(node: Any) -> Any:

@@ -92,7 +92,7 @@ class Mechanism(ABC):
     follows_relation: ClassVar[bool] = False
     """True if the pair is derived for each relation. If False, the pair may hold for one relation only."""
     states_relation: ClassVar[bool] = False
-    """True if the class rests on a statement about one relation, whatever mechanisms are inside."""
+    """True if the class itself makes a statement about one relation only, apart from the mechanisms inside it."""
 
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):
@@ -151,7 +151,7 @@ class Mechanism(ABC):
         return any(mechanism.reveals(relation) for mechanism in self.inside())
 
     def zeroed_apart(self) -> bool:
-        """Return whether zero_out may have another pair than add/remove."""
+        """Return whether the pair of zero_out may differ from that of add/remove."""
         return self.displaces() or self.reveals("zero_out")
 
     def validated(self) -> Self:

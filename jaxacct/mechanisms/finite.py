@@ -352,7 +352,7 @@ def answers_at_random(mechanism: Mechanism) -> bool:
 
 
 def absence_unknown(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether the pair under the relation says nothing of the law of a batch without the record."""
+    """Return whether the mechanism's law on a batch without the record is unknown under the relation."""
     return relation in ("zero_out", "replace_one") and (only_stated(mechanism) or answers_at_random(mechanism))
 
 

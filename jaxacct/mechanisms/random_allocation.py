@@ -171,7 +171,7 @@ class RandomAllocation(Mechanism):
         return self._finite() and absence_unknown(self.mechanism, relation) and not self._plain().all()
 
     def _laws(self, revealed: bool = False) -> list[AllocatedLaw]:
-        """Return every configuration's loss law, in the flat order of the batch. `revealed`: the record's slots are."""
+        """Return every configuration's loss law, in the flat order of the batch. `revealed`: slots are public."""
         shape = batch_shape(self)
         slots = self.participations if revealed else self.slots
         numbers = (np.broadcast_to(x, shape).ravel() for x in (slots, self.participations))

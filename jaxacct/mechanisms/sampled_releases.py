@@ -136,7 +136,7 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 
 
 def replaced_pair_in_two_steps(base: Mechanism, relation: str) -> FinitePair:
-    """Return a pair that dominates a replacement, from guarantees for a record that is removed, and for one added."""
+    """Return a pair that dominates a replacement. It follows from two steps of the base, a removal and an addition."""
     shape = batch_shape(base)
     return stacked([_in_two_steps(one, relation) for one in _elements(base, shape)], shape)
 
@@ -144,6 +144,8 @@ def replaced_pair_in_two_steps(base: Mechanism, relation: str) -> FinitePair:
 @functools.lru_cache(maxsize=KEPT)
 def _in_two_steps(base: Mechanism, relation: str) -> FinitePair:
     once = _losses(base, relation)
+    if once[-1] == 0.0:  # all losses are smaller than the grid's steps
+        once = np.array([0.0, 10.0 * LEAST_GAP])
     grid = spaced(np.unique(np.concatenate([once, 2.0 * once * (1.0 + 4.0 * ROUNDOFF)])))
     grid = grid[grid < 600.0]  # e^loss must not overflow
     sides = ("remove_one", "add_one") if relation == "add_or_remove_one" else (relation, relation)

@@ -67,7 +67,7 @@ def require_countable(name: str, data: Any, remedy: str) -> None:
 
 
 def refuse_shared(name: str, own: PyTree, private: PyTree, what: str) -> None:
-    """Raise InputError if an array of `own` is a private array, or a part of one, or holds many rows of one."""
+    """Raise InputError if an array of `own` shares memory, or many rows, with a private array."""
 
     def arrays(tree: PyTree) -> list[Any]:
         opened = jax.tree.map(lambda leaf: leaf.dataset if isinstance(leaf, Source) else leaf, tree)

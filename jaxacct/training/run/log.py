@@ -316,7 +316,7 @@ def _finite(node: Any) -> Any:
 
 
 class ProgressLine:
-    """Progress line on standard error, with an upper bound of epsilon once a thread has computed a table of it."""
+    """Progress line on standard error. It shows an upper bound of epsilon once a thread has computed the table."""
 
     def __init__(self, epsilon: EpsilonSoFar, there: int, show: bool | None) -> None:
         self._epsilon, self._asked = epsilon, False

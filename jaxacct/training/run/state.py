@@ -87,7 +87,7 @@ class State:
 
     @property
     def epsilon(self) -> Bounds:
-        """Epsilon of the steps so far; of all steps, if somebody may have ended the run because of its outputs.
+        """Epsilon of the steps so far. If somebody may have ended the run because of its outputs, all steps count.
 
         A ledger that has grown is read anew, since other runs may have been added to it.
         """
@@ -187,7 +187,7 @@ def shown(state: State, looks: Looks) -> State:
 
 
 def epsilon_of(plan: Plan) -> str:
-    """Return the word epsilon, and what it is of where it does not cover all of a tuning."""
+    """Return "epsilon", or "epsilon of one run" for a plan of a tuning, which has several runs."""
     return "epsilon" if plan.repetitions is None else "epsilon of one run"
 
 
