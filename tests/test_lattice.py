@@ -389,6 +389,17 @@ def test_wide_brackets_share_compositions_on_both_sides(monkeypatch):
     assert max((found.upper - found.lower) / found.upper for found in together) < 1e-3
 
 
+def test_rare_high_losses_share_compositions_of_the_best_plan(monkeypatch):
+    """A plan for a smaller delta holds rarer losses on coarser cells. If that widens the bracket, the plan is left."""
+    made, compose_for = [], lattice._composed_for
+    monkeypatch.setattr(lattice, "_composed_for", lambda *all_: made.append(1) or compose_for(*all_))
+    eps = np.linspace(0.0145, 0.01455, 7)
+    parts = components(dp_sgd(0.9, 1e-6, 1e6), RELATION, "remove").take(np.zeros(7, int))
+    together = lattice.deltas(parts, range(7), eps, rtol=1e-3)
+    assert len(made) == 1
+    assert max((found.upper - found.lower) / found.upper for found in together) < 0.35
+
+
 def test_rows_of_different_numbers_do_not_share_compositions():
     several = Laplace(np.array([5.0, 10.0, 5.0, 10.0]))
     parts = components(repeat(several, 20), RELATION, "remove")

@@ -112,6 +112,12 @@ def test_an_envelope_reaches_far_in_the_direction_with_smaller_losses():
     assert upper <= selection.bound_epsilon(run, law, 1e-16, bound="privacy_profile", relation="add_one").upper
 
 
+def test_an_envelope_ends_where_the_base_has_a_bound():
+    """The upper ends of the base's delta stay above 1e-65 here, though a bound of its epsilon at 1e-108 is known."""
+    run, law = ja.dp_sgd(1.9, 1e-6, 1e6), selection.Geometric(0.1)
+    assert selection.bound_epsilon(run, law, 1e-100, bound="envelope").upper < 0.2
+
+
 def test_epsilon_and_delta_are_inverse():
     run, delta = ja.Gaussian([2.0, 4.0]), np.array([[1e-3], [1e-8]])
     for law in (selection.Geometric([0.1, 0.01]), selection.Poisson(5.0)):

@@ -206,11 +206,12 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
 
 
 def _composed_for(case: Case, epsilon: float) -> tuple[float, float, tuple[Side, Side]]:
-    """Return a lower and an upper bound of delta at one eps, and the compositions on the last lattice (`sides_of`)."""
+    """Return a lower and an upper bound of delta at one eps, and the compositions (`sides_of`) that are narrowest."""
     share = share_of(case.rtol)
     log_delta = plan_for(case.above, epsilon, 0.0, share).cut - share
     low, high, pieces = 0.0, 1.0, case
     tried: list[tuple[int, float]] = []
+    narrowest = np.inf
     while length := _next_length(pieces, tried):
         for attempt in range(ATTEMPTS):
             width = high - low
@@ -218,13 +219,18 @@ def _composed_for(case: Case, epsilon: float) -> tuple[float, float, tuple[Side,
             pieces = case.pieces(plan.cut)
             sides = sides_of(pieces, plan, length)
             here = read(sides, epsilon)
+            own = 1.0 - here[0] / here[1] if here[1] > 0.0 else 0.0
+            if own <= narrowest:
+                narrowest, kept = own, (sides, log_delta)
             low, high = max(low, here[0]), min(high, here[1])
             found = float(np.log(max(0.5 * (low + high), 1e-290)))
             if found > log_delta - 0.5 or (attempt and high - low > STALLED * width):
                 break
             log_delta = found
+        if narrowest < SAYS_NOTHING:  # a later plan, for a smaller delta, holds rarer losses and may be worse
+            log_delta = kept[1]
         tried.append((length, (high - low) / high))
-    return low, high, sides
+    return low, high, kept[0]
 
 
 def _answer(low: float, high: float, rtol: float) -> LatticeAnswer:

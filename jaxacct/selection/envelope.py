@@ -188,7 +188,9 @@ def _beyond(
     else:  # other engines give delta at many eps sooner than epsilon at one delta
         last = np.fmin(upper_epsilon(run, np.asarray(infinite + level), side.forward, PROFILE_RTOL), LARGEST_EPS)
         eps = np.linspace(end, last, SLOW_POINTS + 1)[1:]
-        deltas = upper_delta(run, eps, side.forward, PROFILE_RTOL)
+        deltas = np.array(upper_delta(run, eps, side.forward, PROFILE_RTOL))
+        if last < LARGEST_EPS:  # then `last` is an upper bound of the epsilon at the delta `infinite + level`
+            deltas[-1] = min(deltas[-1], infinite + level)
     further = (np.diff(eps, prepend=end) > 1e-12) & (eps <= LARGEST_EPS)
     return eps[further], deltas[further]
 
