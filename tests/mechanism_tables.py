@@ -40,7 +40,6 @@ from jaxacct.mechanisms import (
     components,
     directions,
 )
-from jaxacct.mechanisms.random_allocation import replaced_in_two_steps
 from jaxacct.representations import rdp_epsilon
 from jaxacct.representations.mechanism_profile import Profile, profile
 from jaxacct.strategies import Identity
@@ -124,7 +123,7 @@ def _answer(example: Mechanism, sampling: Sampling | None, relation: str) -> str
     """The kind of the mechanism's bracket, after `sampling` if given; "refused" if there is no bracket."""
     try:
         asked = example if sampling is None else sampling(example, 0.1)
-        if relation == "replace_one" and replaced_in_two_steps(asked):
+        if relation == "replace_one" and asked.replaced_apart():
             return "bound"  # by a removal and an addition; no dominating pair is known
         for direction in directions(asked, relation):
             components(asked, relation, direction)

@@ -10,7 +10,6 @@ from mechanism_tables import EXAMPLES, table_of_mechanisms, table_of_representat
 import jaxacct.mechanisms as mechanisms
 import jaxacct.representations as representations
 from jaxacct.mechanisms import sampled_releases
-from jaxacct.mechanisms.random_allocation import replaced_in_two_steps
 
 END = "<!-- end of table -->\n"
 
@@ -27,7 +26,7 @@ def test_readme_holds_the_table(monkeypatch):
     monkeypatch.setattr(sampled_releases, "_ask", some)
 
     def few_losses(base, relation):
-        if not (relation == "replace_one" and replaced_in_two_steps(base)):
+        if not (relation == "replace_one" and base.replaced_apart()):
             mechanisms.components(base, relation, "remove")  # raises the refusal that the true `_losses` would raise
         return np.linspace(0.0, 9.0, 20)
 

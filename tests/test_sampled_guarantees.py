@@ -91,7 +91,7 @@ def test_what_is_derived_for_each_relation_costs_what_it_did():
     for base in (ja.Gaussian(1.0), ja.Laplace(1.0), ja.DiscreteLaplace(2.0), ja.FiniteOutput([0.7, 0.3], [0.4, 0.6])):
         run = ja.PoissonSampled(base, RATE)
         assert ja.epsilon(run, 1e-6, relation="zero_out").upper == ja.epsilon(run, 1e-6).upper
-        assert not run.zeroed_apart()
+        assert not run.displaces() and not run.reveals("zero_out")
     whole = ja.PoissonSampled(ja.PureDP(1.0), 1.0)
     assert all(ja.epsilon(whole, 1e-6, relation=relation).upper < 1.0 + 1e-9 for relation in RELATIONS)
     empty = ja.PoissonSampled(ja.PureDP(0.0), RATE)

@@ -30,7 +30,7 @@ from jaxacct.mechanisms.base import take_rows, weakest
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.gaussian_mixtures import LOSS_OF_PRESENCE, OfGaussianMixtures
 from jaxacct.mechanisms.matrix_mechanism import SharedBins, delta_of_bins, epsilon_of_bins
-from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation, replaced_in_two_steps
+from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation
 from jaxacct.mechanisms.sampled_batches import groups_inside
 from jaxacct.mechanisms.sampled_releases import Several
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches, attacks_on
@@ -236,13 +236,13 @@ class RemovedAndAdded(MechanismEngine):
     relations = ("replace_one",)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        return replaced_in_two_steps(question.mechanism) or groups_inside(question.mechanism)
+        return question.mechanism.replaced_apart() or groups_inside(question.mechanism)
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         # a guarantee for replacements says nothing of a removal
         apart = question._replace(mechanism=_with_guarantees_unsampled(question.mechanism))
         in_two_steps = (epsilon_replaced if question.quantity == "epsilon" else _delta_replaced)(apart)
-        if replaced_in_two_steps(question.mechanism):
+        if question.mechanism.replaced_apart():
             return in_two_steps
         at_once = by_parts(question)
         better = in_two_steps.upper < at_once.upper

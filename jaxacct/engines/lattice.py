@@ -206,7 +206,7 @@ def _along(case: Case, epsilon: list[float]) -> list[tuple[float, float]]:
 
 
 def _composed_for(case: Case, epsilon: float) -> tuple[float, float, tuple[Side, Side]]:
-    """Return a lower and an upper bound of delta at one eps, and the compositions (`sides_of`) that are narrowest."""
+    """Return a lower and an upper bound of delta at one eps, and compositions (`sides_of`) that are narrow there."""
     share = share_of(case.rtol)
     log_delta = plan_for(case.above, epsilon, 0.0, share).cut - share
     low, high, pieces = 0.0, 1.0, case
@@ -220,8 +220,8 @@ def _composed_for(case: Case, epsilon: float) -> tuple[float, float, tuple[Side,
             sides = sides_of(pieces, plan, length)
             here = read(sides, epsilon)
             own = 1.0 - here[0] / here[1] if here[1] > 0.0 else 0.0
-            if own <= narrowest:
-                narrowest, kept = own, (sides, log_delta)
+            if STALLED * own <= narrowest:  # the latest plan is kept unless it is far worse
+                narrowest, kept = min(own, narrowest), (sides, log_delta)
             low, high = max(low, here[0]), min(high, here[1])
             found = float(np.log(max(0.5 * (low + high), 1e-290)))
             if found > log_delta - 0.5 or (attempt and high - low > STALLED * width):

@@ -87,8 +87,6 @@ class Mechanism(ABC):
     """Names of numeric fields that hold a vector for each configuration. The axes before the last one are the batch."""
     exact_pair: ClassVar[bool] = False
     """True if neighbouring data sets provably attain the pair of `expand`. If False, answers are of kind "bound"."""
-    replaced_apart: ClassVar[bool] = False
-    """True if no pair is known for a replaced record. A bound then counts one removal and one addition."""
     follows_relation: ClassVar[bool] = False
     """True if the pair is derived for each relation. If False, the pair may hold for one relation only."""
     states_relation: ClassVar[bool] = False
@@ -150,9 +148,9 @@ class Mechanism(ABC):
         """Return whether a sample counts as public under the relation (README.md, "Sampled guarantees")."""
         return any(mechanism.reveals(relation) for mechanism in self.inside())
 
-    def zeroed_apart(self) -> bool:
-        """Return whether the pair of zero_out may differ from that of add/remove."""
-        return self.displaces() or self.reveals("zero_out")
+    def replaced_apart(self) -> bool:
+        """Return whether no pair is known for a replaced record. A bound then counts one removal and one addition."""
+        return any(mechanism.replaced_apart() for mechanism in self.inside())
 
     def validated(self) -> Self:
         """Return the mechanism rebuilt through its constructor, which checks every field."""

@@ -229,7 +229,8 @@ def add_and_remove(mechanism: Mechanism, relation: str) -> bool:
     >>> add_and_remove(SampledWithoutReplacement(Gaussian(1.0), 0.1), "zero_out")
     False
     """
-    return relation != "replace_one" and not (relation == "zero_out" and mechanism.zeroed_apart())
+    zeroed_apart = relation == "zero_out" and (mechanism.displaces() or mechanism.reveals("zero_out"))
+    return relation != "replace_one" and not zeroed_apart
 
 
 def exact_product(first: Numbers, second: Numbers) -> np.ndarray:

@@ -249,8 +249,10 @@ class SharedBins(Mechanism):
     noise_multiplier: Leaf
     bins: int = field(metadata={"static": True})
     constraints: ClassVar = {"noise_multiplier": POSITIVE}
-    replaced_apart: ClassVar = True
     follows_relation: ClassVar = True
+
+    def replaced_apart(self) -> bool:
+        return True
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         pairs = [pair_above(*each) for each in self._each(relation)]

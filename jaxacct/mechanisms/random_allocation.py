@@ -170,6 +170,9 @@ class RandomAllocation(Mechanism):
     def reveals(self, relation: str) -> bool:
         return self._finite() and absence_unknown(self.mechanism, relation) and not self._plain().all()
 
+    def replaced_apart(self) -> bool:
+        return not self.symmetric() and not self._finite()
+
     def _laws(self, revealed: bool = False) -> list[AllocatedLaw]:
         """Return every configuration's loss law, in the flat order of the batch. `revealed`: slots are public."""
         shape = batch_shape(self)
@@ -295,6 +298,9 @@ class BallsInBins(EqualToAnother):
             warnings.simplefilter("ignore")  # the warning was given when the mechanism was made
             return super().validated()
 
+    def replaced_apart(self) -> bool:
+        return not self.symmetric()
+
     def equivalent(self, below: bool = False) -> RandomAllocation:
         """Return the round of RandomAllocation that equals the mechanism, with noise rounded down, or up if `below`."""
         sigma, epochs = (np.asarray(x, np.float64) for x in (self.mechanism.noise_multiplier, self.epochs))
@@ -319,13 +325,6 @@ def rounds_inside(mechanism: Mechanism) -> list[tuple[float, float]]:
     larger = slots - small * taken
     found = [(sigma[(small > 1.0)], small[(small > 1.0)]), (sigma[larger > 0.0], small[larger > 0.0] + 1.0)]
     return list(dict.fromkeys(pair for some in found for pair in zip(*(x.tolist() for x in some), strict=True)))
-
-
-def replaced_in_two_steps(mechanism: Mechanism) -> bool:
-    """Return whether a replacement is treated as a removal and an addition, because no dominating pair is known."""
-    if isinstance(mechanism, RandomAllocation | BallsInBins):
-        return not mechanism.symmetric() and not isinstance(mechanism.mechanism, FINITE_BASES)
-    return mechanism.replaced_apart or any(replaced_in_two_steps(inner) for inner in mechanism.inside())
 
 
 @contextlib.contextmanager

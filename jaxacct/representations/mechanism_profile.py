@@ -44,7 +44,6 @@ from jaxacct.mechanisms import DIRECTIONS, Components, Mechanism, batch_shape, c
 from jaxacct.mechanisms.base import element, on_batch, register, require_mechanism, take_rows
 from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.loss_components import add_and_remove
-from jaxacct.mechanisms.random_allocation import replaced_in_two_steps
 from jaxacct.representations.profile_conversions import best_cells, conjugate, consistent
 from jaxacct.representations.renyi_divergences import renyi_divergence, zero_concentrated
 
@@ -626,7 +625,7 @@ def _agreed(profile: Profile, low: np.ndarray, high: np.ndarray) -> Interval:
 
 def _mass_at_infinity(profile: Profile) -> float:
     """Return the mass at infinity, a lower bound of every delta(eps), rounded down."""
-    if profile.relation == "replace_one" and replaced_in_two_steps(profile.mechanism):
+    if profile.relation == "replace_one" and profile.mechanism.replaced_apart():
         return 0.0  # no dominating pair of laws is known for a replaced record, and 0 is a lower bound
     sides = directions(profile.mechanism, profile.relation)
     parts = [components(profile.mechanism, profile.relation, side, below=True) for side in sides]
