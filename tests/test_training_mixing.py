@@ -8,6 +8,7 @@ from helpers import refusal
 from jax._src.interpreters import batching
 from jax.extend.core import Primitive, primitives
 from jax.interpreters import mlir
+from jax.sharding import PartitionSpec as P
 from layers_and_operations import centred
 
 from jaxacct.training import fresh_key
@@ -76,6 +77,20 @@ def test_collectives_along_an_axis_from_outside_are_refused(name, function):
     assert f"loss_fn calls {name} along axis 'devices'" in refusal(run, BATCH.reshape(2, 2, 3))
 
 
+@pytest.mark.parametrize("begins", [{"model"}, set()], ids=["another axis", "no axis"])
+def test_an_axis_from_outside_does_not_begin_in_a_shard_map_of_its_mesh(begins):
+    """The inner map is manual over `begins` alone. Its mesh also has the axis of the trainer's devices."""
+    mesh = jax.make_mesh((1, 1), ("devices", "model"))
+    over = {"in_specs": P(), "out_specs": P(), "check_vma": False}
+    function = lambda x: jax.shard_map(COLLECTIVE["psum"], axis_names=begins, **over)(x)
+    run = lambda batch: clipped_sum(loss_of(function), jnp.ones(3), batch).total
+    trained = lambda run: jax.jit(jax.shard_map(run, mesh=mesh, axis_names={"devices"}, **over))
+    assert "loss_fn calls psum along axis 'devices'" in refusal(trained(run), BATCH)
+    own = lambda x: jax.shard_map(lambda a: a + jax.lax.psum(a, "model"), axis_names={"model"}, **over)(x)
+    got = trained(lambda batch: clipped_sum(loss_of(own), jnp.ones(3), batch, clip_norm=1e3).total)(BATCH)
+    np.testing.assert_allclose(got, 2.0 * BATCH.sum(0), rtol=1e-5)
+
+
 def test_mutable_arrays_from_outside_are_refused():
     memory = jax.new_ref(jnp.zeros(3))
     assert "uses a mutable array" in refusal(clipped_sum, loss_of(lambda x: x + memory[...]), jnp.ones(3), BATCH)
@@ -109,8 +124,8 @@ def through(x):
     return UNKNOWN.bind(x)
 
 
-UNKNOWN, BORROWED = Primitive("someones_own"), Primitive("sin")
-for primitive in (UNKNOWN, BORROWED):
+UNKNOWN, *BORROWED = map(Primitive, ("someones_own", "sin", "add_any", "tile", "copy_p"))  # some names are not public
+for primitive in (UNKNOWN, *BORROWED):
     primitive.def_impl(lambda x: x)
     primitive.def_abstract_eval(lambda x: x)
     batching.primitive_batchers[primitive] = lambda args, axes: (args[0] - args[0].mean(0), axes[0])
@@ -122,8 +137,9 @@ def test_operations_of_other_packages_are_refused_by_name():
     text = refusal(clipped_sum, loss_of(through), jnp.ones(3), BATCH)
     assert text.startswith("loss_fn calls someones_own, which is not known to give each example of a batch what it")
     assert "use operations of jax.numpy" in text
-    borrowed = lambda p, x: jnp.sum(p * jax.lax.stop_gradient(BORROWED.bind(jax.lax.stop_gradient(x))))
-    assert "loss_fn calls sin, which is not known" in refusal(clipped_sum, borrowed, jnp.ones(3), BATCH)
+    for one in BORROWED:
+        borrowed = lambda p, x, one=one: jnp.sum(p * jax.lax.stop_gradient(one.bind(jax.lax.stop_gradient(x))))
+        assert f"loss_fn calls {one.name}, which is not known" in refusal(clipped_sum, borrowed, jnp.ones(3), BATCH)
 
 
 def test_a_rule_for_batches_that_mixes_rows_is_seen_by_its_bits(monkeypatch):

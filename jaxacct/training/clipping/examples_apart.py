@@ -9,16 +9,16 @@ import contextlib
 import functools
 import hashlib
 import math
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
-import jax.extend.core.primitives as public
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 
 from jaxacct.core.chacha import CHACHA20
 from jaxacct.core.validation import InputError
@@ -212,9 +212,8 @@ def refuse_mixing(name: str, closed: ClosedJaxpr) -> None:
     _refuse_keys(f"{name} is given", closed.jaxpr.invars)
     for eqn, bound in _operations(closed.jaxpr, frozenset()):
         operation = eqn.primitive.name
-        # `own` is false for another library's operation that has the name of a JAX operation
-        own = getattr(public, f"{operation.replace('-', '_')}_p", eqn.primitive) is eqn.primitive
-        if operation not in LANE_BY_LANE or not own:
+        # another library's operation may have the name of a JAX operation
+        if operation not in LANE_BY_LANE or eqn.primitive not in _of_jax(len(sys.modules)):
             call, why, remedy = _KNOWN_TO_MIX.get(operation, (operation, *_UNKNOWN))
             raise InputError(f"{name} calls {call}, which {why}, but must keep examples apart; {remedy}")
         _refuse_keys(f"{name} calls {operation} with", (*eqn.invars, *eqn.outvars))
@@ -238,6 +237,13 @@ def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
             )
 
 
+@functools.lru_cache(1)
+def _of_jax(_: int) -> frozenset[Primitive]:
+    """Return the operations that JAX's modules define. The argument makes modules count that are loaded later."""
+    modules = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "jax"]
+    return frozenset(each for one in modules for each in [*vars(one).values()] if isinstance(each, Primitive))
+
+
 @functools.cache
 def _known_keys() -> dict[Any, tuple[Any, tuple[int, ...]]]:
     """Return {dtype: (implementation, shape of the key data)} for the types of random keys that keep examples apart."""
@@ -250,7 +256,7 @@ def _known_keys() -> dict[Any, tuple[Any, tuple[int, ...]]]:
 
 
 def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
-    """Return the device axes along which an operation moves data.  Leave out `bound`, the axes of enclosing meshes."""
+    """Return the device axes, except `bound`, along which an operation moves data."""
     if eqn.primitive.name in ("pvary", "pcast"):  # these two name an axis but move no data along it
         return ()
     named = [eqn.params.get(key) for key in ("axes", "axis_name")]
@@ -259,10 +265,11 @@ def _axes_from_outside(eqn: Any, bound: frozenset[Any]) -> tuple[str, ...]:
 
 
 def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, frozenset[Any]]]:
-    """Yield each operation of a trace, and the names of the device axes of all meshes that enclose it in the trace."""
+    """Yield each operation of a trace, and the names of the device axes that begin around it in the trace."""
     for eqn in jaxpr.eqns:
         yield eqn, bound
-        inside = bound | frozenset(getattr(eqn.params.get("mesh"), "axis_names", ()))
+        # older versions of JAX say `manual_axes`; axes of the same mesh that began outside are not among them
+        inside = bound | eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes", frozenset()))
         for inner in inner_traces(eqn):
             yield from _operations(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner, inside)
 
