@@ -16,9 +16,11 @@ import pytest
 from helpers import refusal
 from training_runs import adam, sgd, shared, squares
 
+from jaxacct import strategies
 from jaxacct.training import Ledger, Plan, Trainer
 from jaxacct.training.run.checkpoints import Store
 from jaxacct.training.source import source_of_mapped
+from jaxacct.training.step import key_derivation
 
 KEY = bytes(range(1, 33))
 ROWS = np.linspace(-1.0, 1.0, 20, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
@@ -145,6 +147,35 @@ def test_a_pickled_state_finds_its_ledger(tmp_path, still_steps):
     state = trainer.fit(trainer.init(params_of("a"), KEY), ROWS, ledger=path, progress=False)
     found = pickle.loads(pickle.dumps(state))
     assert float(found.epsilon.upper) == float(state.epsilon.upper) == float(Ledger.read(path).epsilon(1e-5).upper)
+
+
+PASSES = {
+    "cyclic Poisson": {"sampling": "cyclic_poisson", "sampling_probability": 0.5, "noise": strategies.Banded(4)},
+    "order": {"sampling": "fixed_order", "expected_batch_size": 5, "noise": strategies.BLT(2)},
+    "allocation": {"sampling": "random_allocation", "slots": 4},
+    "fixed batches": {"sampling": "fixed_batches", "expected_batch_size": 5},
+}
+
+
+@pytest.mark.parametrize("rule", PASSES)
+def test_nobody_can_try_data_out_on_a_pickled_state(rule, monkeypatch):
+    """The digests that are pickled depend on the secret key. A run goes on from the plain ones of earlier versions."""
+    plan = Plan(target_delta=1e-5, dataset_size=20, noise_multiplier=5.0, steps=8, **PASSES[rule])
+    trainer = Trainer(loss, sgd(0.1), plan, clip_norm=1.0)
+    run = lambda key, **more: trainer.fit(trainer.init(params_of("a"), key), ROWS, progress=False, **more)
+    whole, other = run(KEY), run(bytes(32))
+    assert whole.lineage.pass_cut[-32:] != other.lineage.pass_cut[-32:]
+    written = pickle.dumps(whole)
+    for plain in (ROWS, jnp.asarray(ROWS), trainer.placement.carried(whole, whole.params)):
+        assert key_derivation.digest_tree(plain) not in written and trainer.placement.digest(plain) not in written
+    until = {"callbacks": [lambda state: state.step == 3]}
+    with monkeypatch.context() as earlier:
+        earlier.setattr(key_derivation, "hidden", lambda _, found: found)
+        half = run(KEY, **until)
+        assert run(bytes(32), **until).lineage.pass_cut == half.lineage.pass_cut != b""
+    again = trainer.fit(half, ROWS, progress=False)
+    assert again.lineage == whole.lineage
+    np.testing.assert_array_equal(again.params["a"], whole.params["a"])
 
 
 # Full disks
