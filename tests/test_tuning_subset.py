@@ -11,13 +11,15 @@ import optax
 import pytest
 from helpers import refusal
 from scipy.special import ndtr
+from scipy.stats import binom
 
 import jaxacct as ja
-from jaxacct import selection
+from jaxacct import selection, tuning
 from jaxacct.training import AdaptiveClip
 from jaxacct.training.ledger import Ledger
+from jaxacct.training.plan.segments import Segment
+from jaxacct.tuning import key_words, side_by_side, subset_tuning, tune_on_subset
 from jaxacct.tuning import plans as tuning_plans
-from jaxacct.tuning import subset_tuning
 
 DELTA, POINTS = 1e-5, tuning_plans.TUNING_POINTS
 
@@ -290,7 +292,6 @@ def test_one_ledger_entry_before_anything_runs(plans, monkeypatch, tmp_path):
     "more",
     [
         {"clip_norm": -1.0},
-        {"clip_norm": AdaptiveClip(1.0, count_noise=9.0)},  # absent records would be counted
         {"method": "fast"},
         {"micro_batch": 0},
         {"space": "rate"},
@@ -307,6 +308,53 @@ def test_what_cannot_be_trained_is_refused_before_it_is_paid_for(plans, monkeypa
         more = {}
     refusal(tuned, plans["rest"], np.eye(200, dtype=np.float32), monkeypatch, ledger=tmp_path / "ledger", **more)
     assert not (tmp_path / "ledger").exists()
+
+
+@jax.custom_vjp
+def careless(w, x):
+    """A loss whose derivative ignores its cotangent, so that a factor 0 does not take an example out."""
+    return jnp.sum(w * x)
+
+
+careless.defvjp(lambda w, x: (jnp.sum(w * x), x), lambda x, _: (x, jnp.zeros_like(x)))
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, AdaptiveClip(1.0, count_noise=0.01)], ids=["norm", "adaptive"])
+def test_rows_that_fill_up_the_sample_add_nothing(clip_norm):
+    """They are copies of record 0, which is outside the sample here. Ten records are in it."""
+    rows = np.zeros((400, 2), np.float32)
+    rows[1:11, 1] = 1.0
+    plan = subset_tuning._OfSample.of([Segment(0, 2, 1e-3, 1.0, 10.0)], target_delta=DELTA, dataset_size=80)
+    train = side_by_side(careless, lambda config: optax.sgd(1.0), plan, clip_norm=clip_norm, filled_up=True)
+
+    def trained(first):
+        rows[0, 0] = first
+        held = subset_tuning._held(rows, np.arange(1, 11), 80)
+        return train(jnp.zeros((1, 2)), {}, key_words([bytes(32)]), held)[0]
+
+    with_record = trained(1.0)
+    np.testing.assert_array_equal(with_record, trained(0.0))
+    np.testing.assert_allclose(with_record, [0.0, -2.0], atol=0.1)
+
+
+@pytest.mark.parametrize(("size", "share"), [(400, 0.1), (4000, 0.05), (60_000, 0.1), (10, 1.0), (3, 1e-9)])
+def test_the_room_of_a_sample_is_rarely_exceeded_and_not_the_whole(size, share):
+    room = subset_tuning._room(size, share)
+    assert binom.sf(room, size, share) <= 1e-18 and (room == 1 or binom.sf(room - 1, size, share) > 1e-18)
+
+
+def test_a_clip_norm_may_adapt(plans):
+    found = tune_on_subset(
+        lambda w, x: jnp.sum((w - x) ** 2),
+        lambda config: optax.sgd(config["learning_rate"]),
+        tuning.grid(learning_rate=[0.01]),
+        np.ones((200, 2), np.float32),
+        plans["rest"],
+        init=lambda key: jnp.zeros(2),
+        score=lambda w: 0.0,
+        clip_norm=AdaptiveClip(0.1),
+    )
+    assert found.status in ("tuned", "none") and np.isfinite(found.params).all()
 
 
 def test_refusals(plans):

@@ -356,6 +356,7 @@ def side_by_side(
     rngs: bool = False,
     trainable: PyTree = None,
     private_loss: PrivateLoss | None = None,
+    filled_up: bool = False,
 ) -> Callable[..., Any]:
     """Make a function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
 
@@ -371,6 +372,7 @@ def side_by_side(
     clip_norm : > 0, a pytree of norms, or an AdaptiveClip; used where a config has no "clip_norm" of its own.
     method, rngs, trainable, private_loss : as for the Trainer; frozen parameters are returned unchanged.
     micro_batch : number of examples of each candidate that are processed at a time; by default at most 96.
+    filled_up : whether data are (examples, mask), with a bool mask that is False for rows that are no records.
 
     Returns
     -------
@@ -409,7 +411,7 @@ def side_by_side(
     ) -> Carried:
         """Return a candidate's state after steps `start` to `stop - 1`.  `drawn` is the noise on counts and losses."""
         rule = StepRule(loss_fn, make_optimizer(config), plan.sampling, size, method, adaptive, plan.cap)
-        step = private_step(replace(rule, rngs=bool(rngs), private_loss=private_loss))
+        step = private_step(replace(rule, rngs=bool(rngs), private_loss=private_loss, filled_up=filled_up))
         root = jax.random.wrap_key_data(words, impl=CHACHA20)
 
         def body(t: Any, carried: Carried) -> Carried:

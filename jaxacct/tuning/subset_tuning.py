@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import os
@@ -21,7 +22,6 @@ from jaxacct.training.plan import Plan
 from jaxacct.training.plan.segments import Segment
 from jaxacct.training.sampling import sampler
 from jaxacct.training.source import require_rows
-from jaxacct.training.step.counts_and_losses import AdaptiveClip
 from jaxacct.tuning.candidates import Secret, drawn, key_words, require_side_by_side, selected, several, side_by_side
 from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
@@ -97,7 +97,7 @@ def tune_on_subset(
     candidates : "iid" declares draws i.i.d.  It is required unless space is a `Grid`, or a `Random` with library laws.
     extrapolate : "sgd", "adam" or a function (config, growth) -> config, as for `extrapolated`, with plan.growth.
     warm_start : whether the final run begins at the winner's parameters (Remark 3 of Koskela and Kulkarni covers this).
-    clip_norm, method, micro_batch : as for `side_by_side`, but an AdaptiveClip is refused.
+    clip_norm, method, micro_batch : as for `side_by_side`.
     ledger, key : as for `tune`.
 
     Returns
@@ -129,12 +129,6 @@ def tune_on_subset(
         choice("extrapolate", extrapolate, EXTRAPOLATIONS)
     if not callable(score):
         raise InputError("score must be a function of params on public data; a private score is not accounted for here")
-    # AdaptiveClip also counts empty places.  One record fewer would change its count by 1, but its noise covers 1/2.
-    if isinstance(clip_norm, AdaptiveClip):
-        raise InputError(
-            "clip_norm is an AdaptiveClip, whose count would hold the places that a sample leaves empty; give a norm, "
-            "or search for it as clip_norm in the space"
-        )
     require_rows(data, plan.dataset_size)
     secret = Secret(key)
     setting = plan.settings[0]
@@ -163,9 +157,7 @@ def tune_on_subset(
         """Return a function (params, configs, keys) -> params that trains several runs and is compiled once."""
         held = outside if final else inside
         run = run_of(setting, final, len(held[1]))
-        # a row that only fills up the array has the constant loss 0, so its gradient is 0
-        present = lambda params, held: jax.numpy.where(held[1], loss_fn(params, held[0]), 0.0)
-        train = side_by_side(present, make_optimizer, run, **shared)
+        train = side_by_side(loss_fn, make_optimizer, run, filled_up=True, **shared)
         return lambda params, configs, keys: train(params, configs, keys, held, data, trial)
 
     settings = plan.settings
@@ -255,9 +247,9 @@ def _split(key: Any, data: Any, plan: SubsetPlan) -> tuple[Any, Any]:
 
 def _room(size: int, share: float) -> int:
     """Return the number of rows held for a sample. With chance <= 1e-18 a sample has more, and JAX recompiles."""
-    from scipy.stats import binom
+    from scipy.stats import binom  # whose `isf` is wrong below 1e-16
 
-    return max(min(int(binom.isf(1e-18, size, share)) + 1, size), 1)
+    return max(bisect.bisect_left(range(size), True, key=lambda most: binom.sf(most, size, share) <= 1e-18), 1)
 
 
 def _held(data: Any, rows: np.ndarray, room: int) -> tuple[Any, np.ndarray]:

@@ -158,6 +158,7 @@ class StepRule:
     has_aux: bool = False
     private_loss: PrivateLoss | None = None
     buffers: int = 0  # the number of buffers of the correlated noise; 0 for independent noise
+    filled_up: bool = False  # whether the data are (rows, mask), with a mask that is False in rows that are no records
 
     def begin(self, params: Any) -> Any:
         """Return the optimizer's state before the first step, with zero buffers if the noise is correlated."""
@@ -353,11 +354,12 @@ def sums_over(
 
     def rows(places: Any) -> tuple[Any, Any]:
         if most is None:
-            return jax.tree.map(lambda a: a[places], data), True
+            found = jax.tree.map(lambda a: a[places], data)
+            return found if rule.filled_up else (found, True)
         return of_users(noise.stream(key, noise.EXAMPLES), data, places, most, first)
 
     def one(so_far: Sums, places: Any, mask: Any) -> Sums:
-        # `there` is False for users without examples, so that they add nothing to any sum
+        # `there` is False for users without examples and for rows that fill up, so that they add nothing to any sum
         batch, there = rows(places)
         indices = places if first is None else places + first
         return add(rule, carried, key, so_far, batch, indices, mask & there, frozen)
