@@ -7,6 +7,7 @@ import optax
 import pytest
 from training_runs import linear, plan_of
 
+from jaxacct import selection, tuning
 from jaxacct.core.chacha import host_fold_in
 from jaxacct.core.validation import InputError
 from jaxacct.training import CHACHA20, AdaptiveClip, Plan
@@ -163,3 +164,30 @@ def test_an_optimizer_that_asks_for_the_loss_needs_a_private_one(data):
         train(first(1), {"rate": np.array([0.1])}, key_words([bytes(32)]), data)
     with pytest.raises(InputError, match="leaves room"):
         side_by_side(regression, optimizer, plan, private_loss=PrivateLoss(bound=1.0, noise=0.1))
+
+
+def test_a_key_that_is_used_again_with_other_data_or_noise_gives_other_noise():
+    """Two releases with one noise would show their difference. Equal arguments give equal releases."""
+    rows = np.zeros((20, 50), np.float32)
+    other = rows.copy()
+    other[3, 0] = 1.0
+
+    def released(data, noise=2.0):
+        more = {"sampling_probability": 1.0, "steps": 1, "repetitions": selection.PointMass(1)}
+        plan = Plan(target_delta=1e-5, dataset_size=20, noise_multiplier=noise, **more)
+        done = tuning.tune(
+            lambda w, x: jnp.sum(w * x),
+            lambda config: optax.sgd(config["rate"]),
+            tuning.grid(rate=[1.0]),
+            data,
+            plan,
+            init=lambda key: jnp.zeros(50),
+            score=lambda w: 0.0,
+            key=bytes(range(32)),
+        )
+        return np.asarray(done.params)
+
+    first = released(rows)
+    np.testing.assert_array_equal(first, released(rows))
+    for again in (released(other)[1:], 0.5 * released(rows, 4.0)[1:]):
+        assert abs(np.corrcoef(first[1:], again)[0, 1]) < 0.6

@@ -18,6 +18,7 @@ from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.progress import Progress
 from jaxacct.core.types import Leaf, PyTree
 from jaxacct.core.validation import COUNT, InputError, check, choice
+from jaxacct.mechanisms import Mechanism
 from jaxacct.selection import Categorical, Law
 from jaxacct.training.clipping.clipped_sum import CLIP_NORM, METHODS, sensitivity
 from jaxacct.training.clipping.examples_apart import refuse_closed_over, refuse_records
@@ -26,6 +27,7 @@ from jaxacct.training.plan.plan import UNUSUAL
 from jaxacct.training.source import require_rows
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, gradient_noise
+from jaxacct.training.step.key_derivation import digest, digest_tree
 from jaxacct.training.step.models import Untrained, join_model, split_model
 from jaxacct.training.step.step_function import Carried, Numbers, StepRule, draws, numbers_at, private_step
 from jaxacct.training.step.step_mechanisms import BY_PASS, OF_ONE_SIZE, WITH_NOISE
@@ -117,8 +119,13 @@ class Adaptive:
 class Secret:
     """Derives all keys of a tuning from 32 secret bytes, `root`; by default the operating system gives the bytes."""
 
-    def __init__(self, root: bytes | None) -> None:
+    def __init__(self, root: bytes | None, data: PyTree = None, mechanism: Mechanism | None = None) -> None:
         self._root = secret_bytes(root)
+        if (
+            root is not None and mechanism is not None
+        ):  # used again with other data or another plan, a key gives new noise
+            about = digest(digest_tree(data), mechanism.expression().encode())
+            self._root = hmac.digest(self._root, about, "sha256")
 
     def root(self, purpose: bytes, number: int = 0) -> bytes:
         """Return 32 secret bytes, derived for one purpose and one candidate (`number`)."""

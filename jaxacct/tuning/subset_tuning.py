@@ -130,7 +130,7 @@ def tune_on_subset(
     if not callable(score):
         raise InputError("score must be a function of params on public data; a private score is not accounted for here")
     require_rows(data, plan.dataset_size)
-    secret = Secret(key)
+    secret = Secret(key, data, plan.mechanism)
     setting = plan.settings[0]
     run = Plan(  # the plan of the final run, with which `note_whole` creates a new ledger
         target_delta=plan.target_delta,

@@ -131,7 +131,8 @@ def tune(
         must have K <= n, such as ``truncated(law, n)``.  Without pad the running time reveals K, unaccounted for.
     clip_norm, method, micro_batch, rngs, trainable, private_loss : as for `side_by_side`.
     ledger : a path or a Ledger; its entries count against the plan's target.
-    key : 32 secret bytes for all randomness but K, by default from the operating system; never use them twice.
+    key : 32 secret bytes for all randomness but K, by default from the operating system; never use them twice.  With
+        other data or another plan they give other noise, but not with another loss.
     progress : whether to show a line; None: on a terminal.  Without pad only `Adaptive`, where K is public, shows it.
 
     Returns
@@ -354,7 +355,8 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     score = _with_noise(score, plan, kind, top, count)
     as_planned = (top, count) == (getattr(plan, "top", 1), getattr(plan, "rounds", 1))
     known = plan.epsilon if as_planned else None
-    plans, secret = getattr(plan, "plans", (plan,)), Secret(given["key"])
+    plans = getattr(plan, "plans", (plan,))
+    secret = Secret(given["key"], (data, getattr(score, "data", None)), plan.mechanism)
     refuse_other_neighbours(given["ledger"], plans[0])
     cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, known, kind, planned, top, count)
     if plan.target_epsilon is not None and not cost.epsilon.upper <= plan.target_epsilon:
