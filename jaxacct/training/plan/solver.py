@@ -23,8 +23,8 @@ from jaxacct.calibration.search import least_private
 from jaxacct.core.bounds import Bounds, explain, in_order
 from jaxacct.core.text import outward
 from jaxacct.core.validation import COUNT, DELTA, POSITIVE, Constraint, InputError, check, check_one, choice
-from jaxacct.mechanisms import RELATIONS, Mechanism, cap_for, compose, dp_sgd, repeat
-from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, NUMBERS, SAME, nearest_slots, usual_relation
+from jaxacct.mechanisms import RELATIONS, Mechanism, cap_for, dp_sgd
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, NUMBERS, SAME, usual_relation
 from jaxacct.representations.renyi_divergences import ORDERS, epsilon_from_renyi, renyi_curve
 from jaxacct.selection.law_of_k import Law
 from jaxacct.strategies.matrices import Identity
@@ -45,7 +45,7 @@ from jaxacct.training.plan.segments import (
     with_rates,
 )
 from jaxacct.training.step import step_mechanisms as rules
-from jaxacct.training.step.step_mechanisms import Release, composed, prefixes, single
+from jaxacct.training.step.step_mechanisms import Release, composed, prefixes
 
 DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
 """Relations of adding or removing a record.  Rules in `UNSAMPLED` refuse them: other records would change batches."""
@@ -345,16 +345,8 @@ def noise_in_filter(
 
 def _together(terms: PlanRequest, spent: Sequence[Segment], rest: Sequence[Segment], scales: np.ndarray) -> Mechanism:
     """Return one mechanism for each scale: the steps of `spent`, and those of `rest` with their noise scaled."""
-    # with these rules a pass may begin in `spent` and end in `rest`, so count the releases of the whole run
-    if terms.sampling in (*rules.UNSAMPLED, rules.CYCLIC):
-        whole = [merged([*spent, *scaled(rest, float(scale))]) for scale in scales]
-        return prefixes([_releases(terms, segments) for segments in whole])
-    parts = []
-    for segments, factor in ((spent, np.ones_like(scales)), (rest, scales)):
-        for release, count in _releases(terms, segments).items():
-            noise = release.noise_multiplier * factor
-            parts.append(repeat(single(release.sampling, noise, *release[2:]), count))
-    return parts[0] if len(parts) == 1 else compose(*parts)
+    # a pass may begin in `spent` and end in `rest`, so count the releases of the whole run
+    return prefixes([_releases(terms, merged([*spent, *scaled(rest, float(scale))])) for scale in scales])
 
 
 def _solved(request: PlanRequest) -> Solution:
@@ -499,9 +491,7 @@ def _most_steps(request: PlanRequest, rate: float, n: float) -> int:
         raise InputError("steps is missing; give it or epochs, to which the noise of 'fixed_order' is relative")
     # part of a round or pass costs as much as all of it: search for a number of rounds or passes of `length` steps
     length = slots_for(n, rate * n) if request.sampling == rules.ALLOCATION else request.groups or 1
-    if request.sampling in (rules.ALLOCATION, rules.CYCLIC):
-        rate = 1.0 / length if request.sampling == rules.ALLOCATION else min(rate * length, 1.0)
-    upper = lambda count: _upper_without_schedule(request, np.array(rate), length * count, n)
+    upper = lambda counts: _upper_of(request, [_without_schedule(request, rate, length * int(c), n) for c in counts])
     found = _searched(upper, target, np.ceil(1000.0 / length), (1.0, float(MAX_STEPS)), falls=False, whole=True)
     if math.isnan(found):
         raise _infeasible(target, "infeasible_steps")
@@ -516,12 +506,13 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
     if request.sampling in rules.WITH_NOISE:
         raise InputError(f"batch_size is missing; give it with {request.sampling!r}, and leave another setting open")
 
-    def steps(rate: np.ndarray) -> np.ndarray:
+    def steps(rate: float) -> int:
         if request.steps is not None:
-            return np.full(rate.shape, float(request.steps))
-        return np.maximum(np.ceil(request.epochs / rate * (1.0 - ROUNDING)), 1.0)
+            return request.steps
+        assert request.epochs is not None
+        return max(math.ceil(request.epochs / rate * (1.0 - ROUNDING)), 1)
 
-    upper = lambda rate: _upper_without_schedule(request, rate, steps(rate), n)
+    upper = lambda rates: _upper_of(request, [_without_schedule(request, float(q), steps(float(q)), n) for q in rates])
     if request.sampling == rules.ALLOCATION:
         of_slots = lambda slots: upper(1.0 / slots)
         rate = 1.0 / _searched(of_slots, target, 100.0, (1.0, 1e9), falls=True, whole=True)
@@ -537,30 +528,22 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
         spent = float(upper(np.array([rate]))[0])
         if spent < target * (1.0 - _tolerance(target)):
             _warn_not_reached(target, "sampling_probability", rate, spent)
-    size = float(round(rate * n)) if request.sampling in rules.OF_ONE_SIZE else rate * n
+    return _without_schedule(request, rate, steps(rate), n)
+
+
+def _without_schedule(request: PlanRequest, rate: float, steps: int, n: float) -> Solution:
+    """Return a run of one rate and the given noise on `n` records."""
     assert request.noise_multiplier is not None
-    sigma, count = request.noise_multiplier, int(steps(np.array(rate)))
-    segments = with_rates((Segment(0, count, sigma, rate, size),), request.sampling, None, int(n))
-    cap = _cap_of(request, rate, count) if request.sampling == rules.TRUNCATED else None
-    return Solution(segments, sigma, cap=cap)
+    size = float(round(rate * n)) if request.sampling in rules.OF_ONE_SIZE else rate * n
+    whole = (Segment(0, steps, request.noise_multiplier, rate, size),)
+    cap = _cap_of(request, rate, steps) if request.sampling == rules.TRUNCATED else None
+    segments = with_rates(whole, request.sampling, request.groups, int(n))
+    return Solution(segments, request.noise_multiplier, cap=cap)
 
 
-def _upper_without_schedule(request: PlanRequest, rate: np.ndarray, steps: np.ndarray, n: float) -> np.ndarray:
-    """Return upper bounds of epsilon of runs with constant rates and noise on `n` records."""
-    sampling = request.sampling
-    sigma = np.full(np.broadcast_shapes(rate.shape, steps.shape), request.noise_multiplier)
-    if sampling == rules.TRUNCATED:
-        rates, counts = np.broadcast_arrays(rate, steps)
-        cap = np.array([_cap_of(request, float(q), int(t)) for q, t in zip(rates, counts, strict=True)])
-        return _upper_epsilon(request, repeat(single(rules.TRUNCATED, sigma, rates, cap, int(n)), steps))
-    share, count = rate, steps
-    if sampling == rules.FIXED:  # each pass is one release: `count` is the number of passes
-        share, count = np.array(1.0), np.ceil(steps / np.ceil(n / np.round(rate * n)))
-    elif sampling == rules.ALLOCATION:  # each round is one release: `count` is the number of rounds
-        count = np.ceil(steps / nearest_slots(rate))
-    elif sampling == rules.CYCLIC:  # each pass is one release: `count` is the number of passes
-        count = np.ceil(steps / request.groups)
-    return _upper_epsilon(request, repeat(single(sampling, sigma, share), count))
+def _upper_of(request: PlanRequest, runs: Sequence[Solution]) -> np.ndarray:
+    """Return the upper bound of epsilon of each run."""
+    return _upper_epsilon(request, prefixes([_releases(replace(request, cap=run.cap), run.segments) for run in runs]))
 
 
 def _cap_of(request: PlanRequest, rate: float, steps: int) -> int:
