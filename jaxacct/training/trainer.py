@@ -23,18 +23,11 @@ from jaxacct.training.clipping.clipped_sum import METHODS, norm_methods, sensiti
 from jaxacct.training.clipping.examples_apart import refuse_closed_over, refuse_records
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
+from jaxacct.training.run import run_ledger
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.evaluations import Evaluations, ValidationScore, validation_score
 from jaxacct.training.run.log import Log, ProgressLine, RunLog, checked_log, run_log
 from jaxacct.training.run.program import Program, Streamed
-from jaxacct.training.run.run_ledger import (
-    RunLedger,
-    last_checkpoint,
-    last_step_in_budget,
-    open_run_ledger,
-    require_ledger,
-    require_same,
-)
 from jaxacct.training.run.state import NOTHING, Evaluation, History, Looks, Past, Scores, State, followed, shown
 from jaxacct.training.sharding.placement import Placement, copied
 from jaxacct.training.source import Source, require_rows, source_of_mapped
@@ -294,7 +287,7 @@ class Trainer:
         judge = validation_score(self.plan, score, validation, where.mesh is not None)
         every = int(check("checkpoint_every", checkpoint_every, COUNT))
         ahead = None if note_ahead is None else int(check("note_ahead", note_ahead, COUNT))
-        require_same(where.processes, state, self.plan, every, bool(callbacks), checkpoints is not None)
+        run_ledger.require_same(where.processes, state, self.plan, every, bool(callbacks), checkpoints is not None)
         looks = checked_log(log, ledger) if where.processes.first else None, int(check("log_every", log_every, COUNT))
         if not isinstance(data, Source):
             data = where.data(data, users)
@@ -305,11 +298,13 @@ class Trainer:
                 stack.callback(store.close)
             trained, rest = split_model(state.params, self.trainable)
             carried = where.carried(state, trained)
-            if store is not None and (found := last_checkpoint(store, state, carried, where.digest)) is not None:
+            if store is not None:
+                found = run_ledger.last_checkpoint(store, state, carried, where.digest)
+            if found is not None:
                 state = self._state(found, rest)
                 carried = where.carried(state, found.carried.params)
             state.lineage.root.key  # noqa: B018 - raises InputError if the state has no key
-            where.processes.decide(functools.partial(require_ledger, state.history, ledger))
+            where.processes.decide(functools.partial(run_ledger.require_ledger, state.history, ledger))
             start = (self.rule, self.plan, carried, state.lineage, state.step, data, rest)
             with waiting(None, "steps: tracing the step", progress if where.processes.first else False):
                 if isinstance(data, Source):
@@ -328,7 +323,7 @@ class Trainer:
                 # unknown steps may have followed the checkpoint, so the whole plan of the checkpoint counts as spent
                 state = replace(state, history=state.history.whole())
             with run_log(*looks, state) as told:
-                noted = open_run_ledger(where.processes, ledger, state, self.plan, by, ahead)
+                noted = run_ledger.open_run_ledger(where.processes, ledger, state, self.plan, by, ahead)
                 if noted is not None:
                     stack.callback(noted.close)
                 told.begin(self.plan, state, noted.ledger if noted is not None else None)
@@ -342,7 +337,7 @@ class Trainer:
         self,
         state: State,
         program: Program,
-        ledger: RunLedger | None,
+        ledger: run_ledger.RunLedger | None,
         callbacks: list[Callable[[State], Any]],
         evaluations: list[Evaluation],
         judge: ValidationScore | None,
@@ -357,7 +352,7 @@ class Trainer:
         stopped = state.stopped if state.stopped == "early_stop" and judge is not None else "finished"
         carried, line, stretches = program.carried, program.line, state.history.stretches
         partition = program.advance(line, step)[2] if step < plan.steps else ""
-        until = plan.steps if ledger is not None else last_step_in_budget(plan, stretches, state, partition)
+        until = plan.steps if ledger is not None else run_ledger.last_step_in_budget(plan, stretches, state, partition)
         if until == step < plan.steps and found is not None and state.history != found.history:
             raise InputError(
                 f"checkpoint of step {step} is of another plan, program, machine or data, and steps after it may have "

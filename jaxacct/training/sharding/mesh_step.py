@@ -16,23 +16,10 @@ from jaxacct.core.chacha import key_words
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.clipped_sum import Clipped, wide
 from jaxacct.training.sampling.sampler import Selection
+from jaxacct.training.step import step_function
 from jaxacct.training.step.models import Untrained, join_model
 from jaxacct.training.step.noise import UNIT, with_noise
-from jaxacct.training.step.step_function import (
-    Carried,
-    Correlated,
-    Numbers,
-    Observed,
-    StepRule,
-    Sums,
-    add,
-    draw,
-    keys,
-    no_sums,
-    own_state,
-    release,
-    sums_over,
-)
+from jaxacct.training.step.step_function import Carried, Correlated, Numbers, Observed, StepRule, Sums, keys, own_state
 
 MODES = ("data", "fsdp")  # named layouts of the parameters; any other layout is a pytree of PartitionSpecs
 
@@ -52,10 +39,10 @@ def sharded_step(rule: StepRule, mesh: Mesh, shard: Any, size: int) -> Callable[
         ) -> Sums:
             key, pass_key = keys(words, pass_words)
             first = jax.lax.axis_index(mesh.axis_names) * rows
-            here = _those_of(draw(rule, key, pass_key, size, now), first, rows)
+            here = _those_of(step_function.draw(rule, key, pass_key, size, now), first, rows)
             whole, of_model = at_hand(params, specs, frozen, rest, clip_norm)
             # Add up only after the loop in `sums_over`: devices with different numbers of turns would wait forever.
-            return added_up(sums_over(rule, whole, key, here, data, of_model, first), cuts, mesh)
+            return added_up(step_function.sums_over(rule, whole, key, here, data, of_model, first), cuts, mesh)
 
         sums = jax.shard_map(
             local,
@@ -103,7 +90,7 @@ def released(
         place = lambda leaf, spec: jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
         return zipped(place, add_noise(key, total, std), specs)
 
-    return release(rule, carried, key, sums, now, noisy)
+    return step_function.release(rule, carried, key, sums, now, noisy)
 
 
 def zipped(function: Callable[[Any, P], Any], tree: Any, specs: Any) -> Any:
@@ -315,15 +302,15 @@ def loaded_step(rule: StepRule, rows: Any) -> LoadedStep:
     """Return a `LoadedStep` for one device, given a micro-batch `rows` or only its shapes and dtypes."""
 
     def nothing(carried: Carried, frozen: Untrained | None) -> Sums:
-        return no_sums(rule, carried, rows, frozen)
+        return step_function.no_sums(rule, carried, rows, frozen)
 
     def one(
         carried: Carried, words: Any, so_far: Sums, rows: Any, indices: Any, mask: Any, frozen: Untrained | None
     ) -> Sums:
-        return add(rule, carried, keys(words, words)[0], so_far, rows, indices, mask, frozen)
+        return step_function.add(rule, carried, keys(words, words)[0], so_far, rows, indices, mask, frozen)
 
     def end(carried: Carried, words: Any, sums: Sums, now: Numbers) -> tuple[Carried, Observed]:
-        return release(rule, carried, keys(words, words)[0], sums, now)
+        return step_function.release(rule, carried, keys(words, words)[0], sums, now)
 
     return nothing, one, end
 
@@ -334,7 +321,7 @@ def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> Lo
     over = lambda function, ins, outs: jax.shard_map(function, mesh=mesh, in_specs=ins, out_specs=outs, check_vma=False)
 
     def nothing(carried: Carried, frozen: Untrained | None) -> Sums:
-        alone: Sums = jax.eval_shape(lambda: no_sums(rule, carried, rows, frozen))
+        alone: Sums = jax.eval_shape(lambda: step_function.no_sums(rule, carried, rows, frozen))
         return jax.tree.map(lambda a: jnp.zeros((mesh.size, *a.shape), a.dtype), alone)
 
     def one(
@@ -347,7 +334,7 @@ def sharded_loaded_step(rule: StepRule, rows: Any, mesh: Mesh, shard: Any) -> Lo
         ) -> Sums:
             here, of_model = at_hand(params, specs, frozen, rest, clip_norm)
             mine = jax.tree.map(lambda a: a[0], so_far)
-            mine = add(rule, here, keys(words, words)[0], mine, rows, indices, mask, of_model)
+            mine = step_function.add(rule, here, keys(words, words)[0], mine, rows, indices, mask, of_model)
             return jax.tree.map(lambda a: a[None], mine)
 
         more = over(local, (spread, specs, rest, P(), P(), spread, spread, spread), spread)

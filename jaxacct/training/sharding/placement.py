@@ -15,15 +15,8 @@ from jax.sharding import PartitionSpec as P
 from jaxacct.core.validation import InputError
 from jaxacct.training.clipping.traces import is_key, words_of
 from jaxacct.training.sampling.sampler import UserData, grouped, user_data
-from jaxacct.training.sharding.mesh_step import (
-    carried_specs,
-    check_layout,
-    frozen_specs,
-    is_spec,
-    loaded_step,
-    sharded_loaded_step,
-    sharded_step,
-)
+from jaxacct.training.sharding import mesh_step
+from jaxacct.training.sharding.mesh_step import is_spec
 from jaxacct.training.step import key_derivation
 from jaxacct.training.step.key_derivation import digest
 from jaxacct.training.step.models import Untrained
@@ -124,11 +117,11 @@ class Placement:
         if mesh is None and shard is not None:
             raise InputError(f"shard = {shard!r:.40} needs a mesh; give one, such as jax.make_mesh((n,), ('devices',))")
         self._rule, self._size, self._shard = rule, size, "data" if shard is None else shard
-        self.mesh: Mesh | None = None if mesh is None else check_layout(mesh, self._shard)
+        self.mesh: Mesh | None = None if mesh is None else mesh_step.check_layout(mesh, self._shard)
         self.processes = ALONE if self.mesh is None else Processes.of(self.mesh)
         self.devices = 1 if self.mesh is None else self.mesh.size
         self.step_function = (
-            private_step(rule) if self.mesh is None else sharded_step(rule, self.mesh, self._shard, size)
+            private_step(rule) if self.mesh is None else mesh_step.sharded_step(rule, self.mesh, self._shard, size)
         )
 
     def describe(self) -> list[tuple[str, str]]:
@@ -165,7 +158,7 @@ class Placement:
 
     def frozen(self, trained: Any, frozen: Untrained | None) -> Untrained | None:
         """Put the frozen arrays on the devices.  Each array gets the layout that it would have if it were trained."""
-        specs = None if self.mesh is None else frozen_specs(self.mesh, self._shard, trained, frozen)
+        specs = None if self.mesh is None else mesh_step.frozen_specs(self.mesh, self._shard, trained, frozen)
         rest: Untrained | None = self._put(frozen, self._shardings(specs))
         return rest
 
@@ -212,10 +205,10 @@ class Placement:
         """Trace the programs of a `LoadedStep`; `batch` is (rows, indices, mask), or only their shapes and dtypes."""
         lies: dict[str, Any] = {}
         if self.mesh is None:
-            nothing, one, end = loaded_step(self._rule, batch[0])
+            nothing, one, end = mesh_step.loaded_step(self._rule, batch[0])
             so_far = jax.eval_shape(nothing, carried, frozen)
         else:
-            nothing, one, end = sharded_loaded_step(self._rule, batch[0], self.mesh, self._shard)
+            nothing, one, end = mesh_step.sharded_loaded_step(self._rule, batch[0], self.mesh, self._shard)
             spread = NamedSharding(self.mesh, P(self.mesh.axis_names))
             placed = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=spread)
             batch, so_far = jax.tree.map(placed, (batch, jax.eval_shape(nothing, carried, frozen)))
@@ -243,7 +236,7 @@ class Placement:
         return {} if self.mesh is None else {"out_shardings": (self._where(carried), NamedSharding(self.mesh, P()))}
 
     def _where(self, carried: Carried) -> Any:
-        return None if self.mesh is None else self._shardings(carried_specs(self.mesh, self._shard, carried))
+        return None if self.mesh is None else self._shardings(mesh_step.carried_specs(self.mesh, self._shard, carried))
 
     def _shardings(self, specs: Any) -> Any:
         mesh = self.mesh

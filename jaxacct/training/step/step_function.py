@@ -26,19 +26,9 @@ from jaxacct.training.clipping.traces import trace
 from jaxacct.training.sampling import sampler
 from jaxacct.training.sampling.sampler import of_users
 from jaxacct.training.step import noise
+from jaxacct.training.step import step_mechanisms as rules
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, gradient_noise
 from jaxacct.training.step.models import Untrained, join_model, paths
-from jaxacct.training.step.step_mechanisms import (
-    ALLOCATION,
-    BY_PASS,
-    CYCLIC,
-    ORDER,
-    POISSON,
-    SAMPLING,
-    TRUNCATED,
-    UNSAMPLED,
-    WITHOUT_REPLACEMENT,
-)
 
 
 class Carried(NamedTuple):  # digests of states contain this name, so saved runs depend on it
@@ -87,15 +77,17 @@ def numbers(
     """Return the `Numbers` of a step in a plan's segment, with the noise that the host draws from the step's key."""
     z, expected = segment.noise_multiplier, segment.expected_batch_size
     size: Any
-    if sampling == ORDER and taps is None:
-        raise InputError(f"taps are missing; with sampling = {ORDER!r} the noise is relative to those of a strategy")
-    if sampling == ALLOCATION:
+    if sampling == rules.ORDER and taps is None:
+        raise InputError(
+            f"taps are missing; with sampling = {rules.ORDER!r} the noise is relative to those of a strategy"
+        )
+    if sampling == rules.ALLOCATION:
         size = nearest_slots(segment.sampling_probability)
-    elif sampling == CYCLIC:
+    elif sampling == rules.CYCLIC:
         size = groups
     else:
         # UNSAMPLED rules use a record once a pass: rounding up costs no privacy.  1e-12 covers rounding of `expected`.
-        size = np.ceil(expected) if sampling in UNSAMPLED else np.floor(expected * (1.0 + 1e-12))
+        size = np.ceil(expected) if sampling in rules.UNSAMPLED else np.floor(expected * (1.0 + 1e-12))
     return Numbers(
         sampler.threshold(segment.sampling_probability),
         np.int32(size),
@@ -116,8 +108,8 @@ def _toward_zero(weights: Any) -> Any:
 def numbers_at(
     plan: Any, step: int, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None = None, words: Any = None
 ) -> Numbers:
-    place = step - plan.pass_of(step)[1] if plan.sampling in BY_PASS else 0
-    if plan.sampling == ORDER:
+    place = step - plan.pass_of(step)[1] if plan.sampling in rules.BY_PASS else 0
+    if plan.sampling == rules.ORDER:
         place %= plan.batches
     settings = plan.at(step), plan.sampling, adaptive, place, private_loss, words
     found = numbers(*settings, plan.groups, plan.taps(step))
@@ -214,44 +206,44 @@ def keys(words: Any, pass_words: Any) -> tuple[Any, Any]:
 def draw(rule: StepRule, key: Any, pass_key: Any, size: int, now: Numbers) -> sampler.Selection:
     """Return which of the `size` records (or users) take part in the step."""
     key, pass_key = noise.stream(key, noise.SAMPLING), noise.stream(pass_key, noise.SAMPLING)
-    if rule.sampling == POISSON:
+    if rule.sampling == rules.POISSON:
         return sampler.poisson(key, size, now.threshold)
-    if rule.sampling == TRUNCATED:
+    if rule.sampling == rules.TRUNCATED:
         assert rule.cap is not None
         return sampler.truncated_poisson(key, size, now.threshold, min(rule.cap, size))
-    if rule.sampling == ALLOCATION:
+    if rule.sampling == rules.ALLOCATION:
         return sampler.random_allocation(pass_key, size, now.size, now.position)
-    if rule.sampling == CYCLIC:
+    if rule.sampling == rules.CYCLIC:
         return sampler.cyclic_poisson(key, pass_key, size, now.threshold, now.size, now.position)
-    if rule.sampling in UNSAMPLED:
+    if rule.sampling in rules.UNSAMPLED:
         return sampler.fixed_batches(pass_key, size, now.size, now.position)
-    if rule.sampling == WITHOUT_REPLACEMENT:
+    if rule.sampling == rules.WITHOUT_REPLACEMENT:
         return sampler.without_replacement(key, size, now.size)
-    raise InputError(f"sampling = {rule.sampling!r:.40} has no sampler; use one of {', '.join(SAMPLING)}")
+    raise InputError(f"sampling = {rule.sampling!r:.40} has no sampler; use one of {', '.join(rules.SAMPLING)}")
 
 
 def draw_on_host(rule: StepRule, words: Any, pass_words: Any, size: int, now: Numbers) -> np.ndarray:
     """Return the indices that `draw` selects, in the same order, computed in NumPy from the words of both keys."""
     key, pass_key = (noise.host_stream(each, noise.SAMPLING) for each in (words, pass_words))
-    if rule.sampling == POISSON:
+    if rule.sampling == rules.POISSON:
         return sampler.host_poisson(key, size, now.threshold)
-    if rule.sampling == TRUNCATED:
+    if rule.sampling == rules.TRUNCATED:
         draw_key, order_key = host_split(key)
         order, taken = sampler.host_permutation(order_key, size), np.zeros(size, bool)
         taken[sampler.host_poisson(draw_key, size, now.threshold)] = True
         return order[taken[order]][: rule.cap]
-    if rule.sampling == ALLOCATION:
+    if rule.sampling == rules.ALLOCATION:
         return np.flatnonzero(sampler.host_slots(pass_key, size, int(now.size)) == int(now.position))
-    if rule.sampling == CYCLIC:
+    if rule.sampling == rules.CYCLIC:
         turn = sampler.host_slots(pass_key, size, int(now.size)) == int(now.position)
         drawn = sampler.host_poisson(key, size, now.threshold)
         return drawn[turn[drawn]]
-    if rule.sampling in UNSAMPLED:
+    if rule.sampling in rules.UNSAMPLED:
         begin = int(now.size) * int(now.position)
         return sampler.host_permutation(pass_key, size)[begin : begin + int(now.size)]
-    if rule.sampling == WITHOUT_REPLACEMENT:
+    if rule.sampling == rules.WITHOUT_REPLACEMENT:
         return sampler.host_permutation(key, size)[: int(now.size)]
-    raise InputError(f"sampling = {rule.sampling!r:.40} has no sampler; use one of {', '.join(SAMPLING)}")
+    raise InputError(f"sampling = {rule.sampling!r:.40} has no sampler; use one of {', '.join(rules.SAMPLING)}")
 
 
 def no_sums(rule: StepRule, carried: Carried, batch: Any, frozen: Untrained | None = None) -> Sums:
@@ -365,7 +357,7 @@ def sums_over(
         return add(rule, carried, key, so_far, batch, indices, mask & there, frozen)
 
     micro = min(rule.micro_batch, drawn.indices.shape[0])
-    everyone = rule.sampling == TRUNCATED and first is None
+    everyone = rule.sampling == rules.TRUNCATED and first is None
     nothing = no_sums(rule, carried, jax.eval_shape(lambda: rows(drawn.indices[:micro])[0]), frozen)
     return sampler.over_micro_batches(drawn, micro, one, nothing, all_places=everyone)
 
