@@ -136,7 +136,7 @@ def test_normal_from_bits_against_mpmath(dtype, places):
 
 
 def test_normal_has_the_law_and_the_tail():
-    draws = np.asarray(jax.jit(noise.normal, static_argnums=1)(key(3), (400, 501)))
+    draws = np.asarray(jax.jit(noise.add)(key(3), jnp.zeros((400, 501)), 1.0))
     assert stats.kstest(draws.ravel(), "norm").pvalue > RARE
     assert abs(np.corrcoef(draws[:, ::2].ravel(), np.roll(draws, 1, 0)[:, ::2].ravel())[0, 1]) < 5 / math.sqrt(1e5)
 
@@ -229,7 +229,9 @@ def test_noise_takes_all_bits_of_a_key_and_only_them():
     noise_blocks = {tuple(c) for c in np.asarray(chacha.noise_words(words, *(np.arange(4, dtype=np.uint32),) * 3)).T}
     other = {tuple(r) for p in range(4) for r in chacha.host_block(np.asarray(words), np.arange(4), (0, 0, p))}
     assert len(noise_blocks) == 4 and len(other) == 16 and not noise_blocks & other
-    draw = jax.jit(jax.vmap(lambda data: noise.normal(jax.random.wrap_key_data(data, impl=chacha.CHACHA20), (32,))))
+    draw = jax.jit(
+        jax.vmap(lambda data: noise.add(jax.random.wrap_key_data(data, impl=chacha.CHACHA20), jnp.zeros(32), 1.0))
+    )
     changed = np.asarray(words) ^ np.eye(9, 8, dtype=np.uint32) * np.uint32(2**31)  # row k: word k's bit; row 8: none
     assert len(np.unique(draw(changed))) == 9 * 32
 

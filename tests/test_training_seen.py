@@ -535,7 +535,7 @@ def test_the_ledger_claims_what_the_state_does_on_every_path(path, tmp_path, mon
         patch.setattr(RunLedger, "note", note)
         if "killed" in way:  # a killed process notes nothing
             patch.setattr(RunLedger, "cut_off", lambda *_: None)
-        patch.setattr("jaxacct.training.run.program.Program.keeps_after", lambda *_: False)
+        patch.setattr("jaxacct.training.run.program.Program.session_after", lambda *_: None)
         with suppress(Oops, Killed, KeyboardInterrupt):
             fit(trainer, path, callbacks=calls.get(way, []), **more)
     after_first = upper(path)

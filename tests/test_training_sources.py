@@ -263,7 +263,7 @@ def test_every_step_is_in_the_ledger_before_its_sum_is_released(monkeypatch, pat
 def killed():
     """Runs end as if the process had been killed: no checkpoint at the end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(program.Streamed, "keeps_after", lambda self, error: False)
+        patch.setattr(program.Streamed, "session_after", lambda self, error: None)
         yield
 
 

@@ -441,10 +441,10 @@ class Trainer:
             if ledger is not None and step and not refused:
                 _whatever_fails(functools.partial(ledger.cut_off, plan, step))
             # With several processes no checkpoint is written: perhaps only one has the error, and none can write alone.
-            if store is not None and alone and program.keeps_after(error):
+            if store is not None and alone and (session := program.session_after(error)) is not None:
                 line = sealed(line, digest_of(carried))
                 with contextlib.suppress(InputError):
-                    store.save(now(session=program.goes_on_as))
+                    store.save(now(session=session))
                     say(f"cut off after step {step}; its checkpoint is written")
             raise
         finally:

@@ -227,7 +227,7 @@ def selected(
                 if number:
                     configs.append(space.proposed(history, secret.key(b"config", number)))
                 config = configs[number]
-                result = _attempt(lambda n=number, config=config: group(kind_of(config, n), configs)([n])[0])
+                (result,) = _results(group(kind_of(config, number), configs), [number], [number])
                 one = _scored(number, result, value)
                 history.append(Tried(config, one.score, None if isinstance(one.result, Raised) else one.result))
                 best = _best([*best, one], top)

@@ -99,13 +99,11 @@ def whole(
     relation: str,
     known: Bounds | None = None,  # epsilon of the selection by a public score, if already computed
     candidates: str = "iid",
-    planned: str = "iid",  # the assumption ("iid" or "adaptive") under which `known` was computed
     top: int = 1,
     count: int = 1,
 ) -> Whole:
     """Return the cost of `count` selections in sequence, each of which releases the best `top` candidates."""
     private = isinstance(score, PrivateScore)
-    known = known if candidates == planned else None
     if private and score.on == "training":
         candidate = compose(candidate, score.mechanism())
         known = None

@@ -25,7 +25,7 @@ from jaxacct.training.source import require_rows
 from jaxacct.tuning.candidates import Secret, drawn, key_words, require_side_by_side, selected, several, side_by_side
 from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
-from jaxacct.tuning.tuning_run import note_whole
+from jaxacct.tuning.tuning_run import note_whole, value_of
 
 EXTRAPOLATIONS = ("sgd", "adam")
 
@@ -170,26 +170,19 @@ def tune_on_subset(
     note_whole(ledger, run, plan.mechanism, note, plan.target_epsilon)
     inside, outside = _split(secret.key(b"sample"), data, plan)
     place = lambda number: secret.choice(b"setting", number, len(settings))
-    found, configs = selected(
-        space,
-        plan.repetitions,
-        None,
-        1,
-        secret,
-        False,
-        lambda _, number: place(number),
-        lambda kind, configs: several(trainer(settings[kind], False), secret, init, configs),
-        lambda params, _: float(score(params)),
-    )
+    kind_of = lambda _, number: place(number)
+    group = lambda kind, configs: several(trainer(settings[kind], False), secret, init, configs)
+    value = value_of(score, secret)
+    found, configs = selected(space, plan.repetitions, None, 1, secret, False, kind_of, group, value)
     # without a winner, take the first configuration, which does not depend on the data
-    number, tuned, value = found[0] if found else (0, None, math.nan)
+    number, tuned, won = found[0] if found else (0, None, math.nan)
     winner, setting = configs[number], settings[place(number)]
     config = extrapolated(winner, plan.growth, extrapolate)
     first = tuned if warm_start and found else init(secret.key(b"first"))
     one = jax.tree.map(lambda x: np.asarray(x)[None], (first, config))
     params = jax.tree.map(lambda x: x[0], trainer(setting, True)(*one, key_words([secret.root(b"final")])))
     status = "tuned" if found else "none"
-    return SubsetTuned(params, config, winner, setting, value, status, plan.epsilon, plan.mechanism, plan.cost)
+    return SubsetTuned(params, config, winner, setting, won, status, plan.epsilon, plan.mechanism, plan.cost)
 
 
 class _OfSample(Plan):

@@ -300,17 +300,9 @@ def tune_with(
     def one_by_one(_: Any, configs: Sequence[Mapping[str, Any]]) -> Group:
         return lambda numbers: [train(dict(configs[number]), secret.key(b"train", number)) for number in numbers]
 
+    alike, value = lambda *_: None, lambda result, _: float(score(result))
     found, configs = selected(
-        space,
-        repetitions,
-        pad,
-        several_best,
-        secret,
-        progress,
-        lambda *_: None,
-        one_by_one,
-        lambda result, _: float(score(result)),
-        together=1,
+        space, repetitions, pad, several_best, secret, progress, alike, one_by_one, value, together=1
     )
     winners = [Winner(result, configs[number], won) for number, result, won in found]
     return _released(winners, Winner(None, configs[0], float("nan")), cost, word)
@@ -354,11 +346,11 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     kind, word = _taken_for(candidates or ("adaptive" if planned == "adaptive" else None), space)
     score = _with_noise(score, plan, kind, top, count)
     as_planned = (top, count) == (getattr(plan, "top", 1), getattr(plan, "rounds", 1))
-    known = plan.epsilon if as_planned else None
+    known = plan.epsilon if as_planned and kind == planned else None
     plans = getattr(plan, "plans", (plan,))
     secret = Secret(given["key"], (data, getattr(score, "data", None)), plan.mechanism)
     refuse_other_neighbours(given["ledger"], plans[0])
-    cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, known, kind, planned, top, count)
+    cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, known, kind, top, count)
     if plan.target_epsilon is not None and not cost.epsilon.upper <= plan.target_epsilon:
         raise InputError(_too_much(float(cost.epsilon.upper), plan.target_epsilon, kind != planned, as_planned))
     if not isinstance(score, PrivateScore) and not callable(score):

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}  # {operation: its parameter that holds a trace}
@@ -62,11 +61,6 @@ def computed_once(true: Any, function: Callable[[], Any]) -> Any:
         lambda: [jnp.zeros(aval.shape, aval.dtype) for aval in traced.out_avals],
     )
     return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(shapes), outputs)
-
-
-def as_data(true: Any, places: Sequence[int]) -> list[Any]:
-    """Return offsets as arrays whose values the compiler does not know.  So slices of one size share compiled code."""
-    return computed_once(true, lambda: [np.int32(place) for place in places])
 
 
 def unfolded_true(values: Sequence[Any]) -> Any:

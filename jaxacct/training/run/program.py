@@ -128,14 +128,9 @@ class Program:
     def close(self) -> None:
         """Do nothing: only a streamed program has threads to end."""
 
-    def keeps_after(self, error: BaseException) -> bool:
-        """Return whether to write a checkpoint after an error: False, as a resumed run repeats the steps."""
-        return False
-
-    @property
-    def goes_on_as(self) -> bytes:
-        """The field `session` of a checkpoint that is written after an error."""
-        return self.session
+    def session_after(self, error: BaseException) -> bytes | None:
+        """Return None, for no checkpoint after an error: a resumed run repeats the steps."""
+        return None
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:
         """Return whether this run repeats what followed `found`: same session, and a ledger in both or in neither."""
@@ -265,14 +260,9 @@ class Streamed(Program):
         if hasattr(self, "_ahead"):
             self._ahead.close()
 
-    def keeps_after(self, error: BaseException) -> bool:
-        """Return whether to write a checkpoint after an error: True for every error except `OtherExamples`."""
-        return not isinstance(error, OtherExamples)
-
-    @property
-    def goes_on_as(self) -> bytes:
-        """The field `session` after an error; b"" if a resumed run cannot repeat the later steps exactly."""
-        return self.session if self._repeats else b""
+    def session_after(self, error: BaseException) -> bytes | None:
+        """Return the `session` of a checkpoint after an error, b"" if a resumed run cannot repeat the later steps."""
+        return None if isinstance(error, OtherExamples) else self.session if self._repeats else b""
 
     def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:
         """Yield steps `step` to `until - 1` with their loaded batches, on which the keys of their noise depend."""
@@ -335,10 +325,8 @@ class Streamed(Program):
 def _digest(batch: Batch) -> bytes:
     """Return the SHA-256 digest of a loaded batch.  It covers the number of members, and all their examples."""
     count = int(batch.mask.sum())
-    parts = [str(count).encode()]
-    for leaf in batch.leaves:
-        parts.append(hashlib.sha256(leaf[:count].reshape(-1).view(np.uint8).data).digest())
-    return key_derivation.digest(*parts)
+    parts = (hashlib.sha256(leaf[:count].reshape(-1).view(np.uint8).data).digest() for leaf in batch.leaves)
+    return key_derivation.digest(str(count).encode(), *parts)
 
 
 def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:

@@ -22,7 +22,7 @@ from jaxacct.core.types import Foreign, PyTree
 from jaxacct.core.validation import POSITIVE, InputError, check
 from jaxacct.samplers.exact_draws import KeyedBits, rounded_gaussian
 from jaxacct.training.clipping.clipped_sum import DEVIATION, sensitivity, wide
-from jaxacct.training.clipping.traces import as_data, unfolded_true
+from jaxacct.training.clipping.traces import computed_once, unfolded_true
 
 # Purposes of a run's streams of random numbers.  `jaxacct.tuning` uses 5 and 6.  Saved runs depend on these numbers.
 INITIALISATION = 1
@@ -66,11 +66,6 @@ def add(key: Any, tree: Any, std: Any) -> Any:
     return jax.tree_util.tree_unflatten(structure, noisy)
 
 
-def normal(key: Any, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Any:
-    """Draw standard normals as `add` does for a single leaf.  Box and Muller's method makes two draws from 96 bits."""
-    return add(key, jnp.zeros(shape, dtype), 1.0)
-
-
 def _rows(leaf: Any) -> Any:
     """Return an array's entries in 32 rows. Each column belongs to one unit of noise. Zeros fill up the last row."""
     units = -(-leaf.size // UNIT)
@@ -108,7 +103,7 @@ def with_noise(
     begins = np.cumsum([0, *(arrays[place].shape[1] for place in order)])
     starts = begins[:-1].tolist()
     if pieces > 1 and len(starts) > 1:  # in all other cases the starts stay constants, which compile fast
-        starts = as_data(unfolded_true([words]), starts)
+        starts = computed_once(unfolded_true([words]), lambda: [np.int32(start) for start in starts])
     targets = [arrays[place] for place in large]
     if small:
         joined = jnp.concatenate([arrays[place] for place in small], axis=1)
