@@ -21,7 +21,7 @@ from jaxacct.training import Ledger, Plan, PrivateLoss
 from jaxacct.training.run.evaluations import units
 from jaxacct.tuning import private_score, tuning_run
 from jaxacct.tuning.candidates import selected, side_by_side
-from jaxacct.tuning.private_score import noise_for_score, noisy, whole
+from jaxacct.tuning.private_score import noisy, whole, with_noise
 
 SIZE = 40
 DATA = np.ones((SIZE, 2), np.float32)
@@ -248,7 +248,7 @@ def test_plans_and_data_that_do_not_fit_are_refused():
 def test_a_score_on_private_validation_data_costs_no_more_than_the_worse_of_both(monkeypatch, coarse_pairs):
     score = tuning.PrivateScore(lambda w, x: x > w[0], np.linspace(-1.0, 1.0, 30))
     best = run(GEOMETRIC, score=score)
-    noise = noise_for_score(selection.Geometric(0.1), 8.0, 1e-5, "add_or_remove_one")
+    noise = with_noise(score, GEOMETRIC, "iid", 1, 1).noise_multiplier
     alone = ja.epsilon(selection.select(ja.Gaussian(noise), selection.Geometric(0.1)), 1e-5)
     assert 7.99 < alone.upper <= 8.0 and best.epsilon.upper <= 8.0
     # a ledger claims this epsilon; as the larger of two upper bounds it has no lower end

@@ -31,19 +31,11 @@ from jaxacct.training.run.program import Program, Streamed
 from jaxacct.training.run.state import NOTHING, Evaluation, History, Looks, Past, Scores, State, followed, shown
 from jaxacct.training.sharding.placement import Placement, copied
 from jaxacct.training.source import Source, require_rows, source_of_mapped
-from jaxacct.training.step import noise
+from jaxacct.training.step import noise, step_function
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
 from jaxacct.training.step.key_derivation import begin, sealed
 from jaxacct.training.step.models import Untrained, initialised, join_model, loss_of, refuse_state, split_model
-from jaxacct.training.step.step_function import (
-    Carried,
-    Correlated,
-    StepRule,
-    look_at,
-    numbers_at,
-    own_state,
-    require_optimizer,
-)
+from jaxacct.training.step.step_function import Carried, Correlated, StepRule, own_state
 
 
 class Trainer:
@@ -119,7 +111,7 @@ class Trainer:
         choice("method", method, METHODS)
         self.module = None if loss is None else loss_fn
         self.loss_fn = loss_of(loss_fn, loss, rngs, apply_kwargs)
-        require_optimizer(optimizer)
+        step_function.require_optimizer(optimizer)
         self.optimizer, self.plan, self.method = optimizer, plan, method
         self.adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self.clip_norm = clip_norm.initial if isinstance(clip_norm, AdaptiveClip) else clip_norm
@@ -135,7 +127,7 @@ class Trainer:
         default = max(min(64 // (most or 1), int(np.ceil(largest))), 1)
         self.micro_batch = default if micro_batch is None else int(check("micro_batch", micro_batch, COUNT))
         for segment in plan.segments:  # raises InputError if the noisy count and loss leave no budget for gradients
-            numbers_at(plan, segment.start, self.adaptive, private_loss)
+            step_function.numbers_at(plan, segment.start, self.adaptive, private_loss)
         taps = plan.taps(0)
         if taps is not None and (self.adaptive is not None or private_loss is not None):
             raise InputError(
@@ -183,7 +175,7 @@ class Trainer:
         refuse_state(self.module, trained)
         clip_norm = jax.tree.map(lambda c: jnp.asarray(c, jnp.float32), self.clip_norm)
         trained, opt_state = self.placement.begin(self.rule.begin, trained)
-        look_at(self.optimizer, own_state(opt_state), trained, self.rule.private_loss)
+        step_function.look_at(self.optimizer, own_state(opt_state), trained, self.rule.private_loss)
         carried = Carried(trained, opt_state, clip_norm, 0)
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
@@ -277,7 +269,11 @@ class Trainer:
         where, private = self.placement, (data, validation)  # what neither function nor first parameter may hold
         if where.mesh is None:  # on a mesh a memory map stays a map, since each process reads its own rows only
             data = source_of_mapped(data)
-        self._check_data(data, users)
+        if (self.plan.unit == "user") != (users is not None):
+            what = "missing" if users is None else "given"
+            raise InputError(f"users is {what}, and the plan's unit is {self.plan.unit!r}; give users if it is 'user'")
+        if users is None:  # else `grouped` checks the numbers of users and examples
+            require_rows(data, self.plan.dataset_size, sources=True)
         callbacks, evaluations = list(callbacks), None
         if evaluate is not None:
             evaluations = Evaluations(evaluate, public_data, eval_every, private)
@@ -475,15 +471,6 @@ class Trainer:
         rest = (found.lineage, found.history, self.plan, found.stopped, found.seen, past, evaluations)
         after = (found.step, not_finite, *rest, Scores(found.scores))
         return State(join_model(trained, frozen), own_state(opt_state), clip_norm, *after)
-
-    def _check_data(self, data: Any, users: Any) -> None:
-        """Raise InputError if the data do not have the plan's size, or if ``users`` does not fit the plan's unit."""
-        if (self.plan.unit == "user") != (users is not None):
-            told = "missing" if users is None else "given"
-            raise InputError(f"users is {told}, and the plan's unit is {self.plan.unit!r}; give users if it is 'user'")
-        if users is not None:
-            return  # `user_data` checks the numbers of users and examples
-        require_rows(data, self.plan.dataset_size, sources=True)
 
 
 def _whatever_fails(note: Callable[[], Any]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxacct.accounting import account
-from jaxacct.calibration import noise_rate_steps
+from jaxacct.calibration.noise_rate_steps import calibrate_noise_multiplier
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.chacha import key_words
 from jaxacct.core.types import Leaf
@@ -137,11 +137,16 @@ def whole(
     return Whole(both, PrivacyProfile(grid, *points), candidate)
 
 
-def noise_for_score(law: Law, target: float, delta: float, relation: str, candidates: str = "iid") -> float:
-    """Return the least noise multiplier of a private score with which a selection among the scores meets the target."""
-    c = noise_rate_steps.calibrate_noise_multiplier(
-        target, delta, 1.0, 1, repetitions=law, candidates=candidates, relation=relation
-    )
+def with_noise(score: Any, plan: Any, candidates: str, top: int, count: int) -> Any:
+    """Return the score. A private score without a noise multiplier gets the least noise that meets the target."""
+    if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
+        return score
+    if top > 1 or count > 1:
+        raise InputError("noise_multiplier of the score is missing; give it for several winners or rounds")
+    target, selection = plan.target_epsilon, {"repetitions": plan.repetitions, "candidates": candidates}
+    if target is None:
+        raise InputError("noise_multiplier of the score is missing; give it, or make the plan with a target_epsilon")
+    c = calibrate_noise_multiplier(target, plan.target_delta, 1.0, 1, relation=plan.relation, **selection)
     if not c.ok:
         raise InputError(f"target_epsilon = {target!r} cannot be met by a private score; raise the target")
-    return float(c.value)
+    return replace(score, noise_multiplier=float(c.value))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,23 @@ class Distribution(ABC):
 
 
 @dataclass(frozen=True)
-class Uniform(Distribution):
+class _Interval(Distribution):
+    """Law on an interval [low, high), whose ends `rule` limits."""
+
+    low: float
+    high: float
+    rule: ClassVar = Constraint("use finite ends", -1.7e308, 1.7e308)
+
+    def __post_init__(self) -> None:
+        low, high = (float(check(name, getattr(self, name), self.rule)) for name in ("low", "high"))
+        if not low < high:
+            raise InputError(f"low = {low!r} must be < high = {high!r}; exchange them, or use a Choice of one value")
+        object.__setattr__(self, "low", low)
+        object.__setattr__(self, "high", high)
+
+
+@dataclass(frozen=True)
+class Uniform(_Interval):
     """Uniform law on [low, high): a value is computed exactly from 128 random bits, and rounded once to float64.
 
     Parameters
@@ -48,19 +64,13 @@ class Uniform(Distribution):
     2.0
     """
 
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        _ends(self, Constraint("use finite ends", -1.7e308, 1.7e308))
-
     def at(self, bits: int) -> float:
         low, high = Fraction(self.low), Fraction(self.high)
         return min(float(low + (high - low) * Fraction(bits, 2**128)), math.nextafter(self.high, self.low))
 
 
 @dataclass(frozen=True)
-class LogUniform(Distribution):
+class LogUniform(_Interval):
     """Law of e^x for a uniform x on [log low, log high).
 
     Parameters
@@ -71,11 +81,7 @@ class LogUniform(Distribution):
     0.1
     """
 
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        _ends(self, POSITIVE)
+    rule: ClassVar = POSITIVE
 
     def at(self, bits: int) -> float:
         share = float(Fraction(bits, 2**128))
@@ -133,15 +139,6 @@ def plain(value: Any) -> Any:
     if not isinstance(value, int | float | str | bool | None):
         raise InputError(f"value {value!r:.40} must be a number, a string or None; give a name instead, and look it up")
     return value
-
-
-def _ends(law: Any, rule: Constraint) -> None:
-    """Check the interval's ends `low` and `high` of a law, and store them in the law as floats."""
-    low, high = (float(check(name, getattr(law, name), rule)) for name in ("low", "high"))
-    if not low < high:
-        raise InputError(f"low = {low!r} must be < high = {high!r}; exchange them, or use a Choice of one value")
-    object.__setattr__(law, "low", low)
-    object.__setattr__(law, "high", high)
 
 
 class Sampled(Protocol):

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -44,7 +44,7 @@ from jaxacct.tuning.candidates import (
     side_by_side,
 )
 from jaxacct.tuning.plans import MatchedPlan, SearchPlan
-from jaxacct.tuning.private_score import PrivateScore, Whole, noise_for_score, noisy, whole
+from jaxacct.tuning.private_score import PrivateScore, Whole, noisy, whole, with_noise
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
 
 TRIALS = 32
@@ -344,7 +344,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     require_pad(law, space, pad)
     planned = getattr(plan, "candidates", "iid")
     kind, word = _taken_for(candidates or ("adaptive" if planned == "adaptive" else None), space)
-    score = _with_noise(score, plan, kind, top, count)
+    score = with_noise(score, plan, kind, top, count)
     as_planned = (top, count) == (getattr(plan, "top", 1), getattr(plan, "rounds", 1))
     known = plan.epsilon if as_planned and kind == planned else None
     plans = getattr(plan, "plans", (plan,))
@@ -455,18 +455,6 @@ def _too_much(cost: float, target: float, unplanned: bool, as_planned: bool) -> 
         f"the whole with its private score costs epsilon {cost!r}, above the plan's target "
         f"{target!r}; make the plan for a lower target, or give the score more noise"
     )
-
-
-def _with_noise(score: Any, plan: Any, kind: str, top: int, count: int) -> Any:
-    """Return the score. A private score without a noise multiplier gets the least noise that meets the target."""
-    if not isinstance(score, PrivateScore) or score.noise_multiplier is not None:
-        return score
-    if top > 1 or count > 1:
-        raise InputError("noise_multiplier of the score is missing; give it for several winners or rounds")
-    if plan.target_epsilon is None:
-        raise InputError("noise_multiplier of the score is missing; give it, or make the plan with a target_epsilon")
-    found = noise_for_score(plan.repetitions, plan.target_epsilon, plan.target_delta, plan.relation, kind)
-    return replace(score, noise_multiplier=found)
 
 
 def value_of(score: Any, secret: Secret, private: Any = ()) -> Callable[[Any, int], float]:

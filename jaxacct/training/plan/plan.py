@@ -473,17 +473,14 @@ class Plan(PlanRequest):
     def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
         """Return the filter's promise as upper bounds, wherever the run ends; inf if the steps exceed its budget."""
         assert self.filter is not None
-        upper = np.full(shape, self.filter.epsilon(self.target_delta) if self._whole_fits else np.inf)
-        return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if self._whole_fits else "width", "rdp_filter")
+        fits = self._fits(self.mechanism)
+        upper = np.full(shape, self.filter.epsilon(self.target_delta) if fits else np.inf)
+        return Bounds(np.zeros(shape), upper, upper, "bound", "ok" if fits else "width", "rdp_filter")
 
     def _fits(self, mechanism: Mechanism) -> bool:
         """Return whether the filter's budget suffices for a run with this mechanism."""
         assert self.filter is not None
         return bool(solver.spent_renyi(mechanism, self.filter, self.relation) <= self.filter.budget)
-
-    @functools.cached_property
-    def _whole_fits(self) -> bool:
-        return self._fits(self.mechanism)
 
     def _require(self, step: int, last: int) -> None:
         number = check("step", step, NON_NEGATIVE)

@@ -89,7 +89,10 @@ class RunLog:
         """Begin the log of the steps of `plan` after `state`.  With a ledger, epsilon covers all its runs."""
         self.epsilon, self._last = EpsilonSoFar(plan, state.step, state.history.stretches, ledger), plan.steps
         if self._file is not None:
-            self.tell(self._file.beginning(self._run, state.step) | {"steps": plan.steps, "log_every": self._every})
+            record = {"event": "begin", "run": self._run, "step": state.step, "resumed": state.step > 0}
+            record |= {"again_until": self._file.there} if self._file.there > state.step else {}
+            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+            self.tell(record | {"time": now, "steps": plan.steps, "log_every": self._every})
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
         """Log the numbers of a step, which may still run on the device.  Skip a step that the log does not hold."""
@@ -261,13 +264,6 @@ class LogFile:
         except BaseException:
             self._file.close()
             raise
-
-    def beginning(self, run: str, step: int) -> dict[str, Any]:
-        """Return the record of a `fit` from `step` on; `again_until` is the last step that it logs once more."""
-        record = {"event": "begin", "run": run, "step": step, "resumed": step > 0}
-        again = {"again_until": self.there} if self.there > step else {}
-        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        return record | again | {"time": now}
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a record as one line.  Skip the last record if it comes again, as it may after an interrupt."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import islice, pairwise
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,6 @@ from jaxacct.training.step.models import Untrained
 from jaxacct.training.step.step_function import Carried, Numbers, Observed, StepRule, draw_on_host, numbers_at
 from jaxacct.training.step.step_mechanisms import ALLOCATION, BY_PASS, ORDER, TRUNCATED, WITH_NOISE, require_kept
 
-Item = TypeVar("Item")
 _PATIENCE = 1.0
 """Number of seconds to wait silently for a thread to end; afterwards a printed line says what the program waits for."""
 _sending = functools.partial(jax.transfer_guard_host_to_device, "allow")
@@ -342,16 +341,16 @@ def require_same_rows(ledger: Ledger, step: int, key: StepKey) -> None:
             )
 
 
-class Ahead(Generic[Item]):
-    """Items of a generator, up to `depth` of them made in advance by a thread.  `take` raises the thread's errors."""
+class Ahead:
+    """Steps of a generator, up to `depth` of them made in advance by a thread.  `take` raises the thread's errors."""
 
-    def __init__(self, items: Generator[Item, Any, Any], depth: int, stop: threading.Event) -> None:
+    def __init__(self, items: Generator[Prepared, None, None], depth: int, stop: threading.Event) -> None:
         self._items, self._stop = items, stop
         self._thread = ThreadPoolExecutor(1, "jaxacct source")
         self._made = deque(self._thread.submit(next, items) for _ in range(depth))
 
-    def take(self) -> Item:
-        """Return the generator's next item; raise StopIteration after the last item."""
+    def take(self) -> Prepared:
+        """Return the generator's next step; raise StopIteration after the last one."""
         if not self._made:
             return next(self._items)
         item = self._made[0].result()
