@@ -43,7 +43,7 @@ from jaxacct.training.run import log
 from jaxacct.training.run.log import run_log
 from jaxacct.training.run.state import Stretch
 from jaxacct.training.step import noise
-from jaxacct.training.step.step_function import numbers
+from jaxacct.training.step.step_function import numbers_at
 
 BATCH = 256
 """Expected examples of a batch."""
@@ -144,7 +144,7 @@ class TrainerStep:
         )
         optimizer = optimizer or optax.sgd(0.1)
         self.trainer = Trainer(loss_of(module), optimizer, self.plan, CLIP_NORM, micro_batch=micro_batch)
-        self.now = numbers(self.plan.at(0), self.plan.sampling, None, 0)
+        self.now = numbers_at(self.plan, 0, None)
         self.module, self.data, self.rng = module, data, np.random.default_rng(0)
         self.carried = self.trainer.placement.carried(self.trainer.init(params), params)
 

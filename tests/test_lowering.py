@@ -21,7 +21,7 @@ from jaxacct.kernels import law
 from jaxacct.kernels.contour import plain
 from jaxacct.training import AdaptiveClip, Plan, Trainer
 from jaxacct.training.step.counts_and_losses import PrivateLoss
-from jaxacct.training.step.step_function import Carried, numbers
+from jaxacct.training.step.step_function import Carried, numbers_at
 
 DOUBLE = re.compile(r"(tensor<|x|complex<)f64>")
 """An array of float64, or of complex128, in a lowered program."""
@@ -147,7 +147,7 @@ def step_for(platform, network=DENSE, clip_norm=1.0, of_trainer=(), **rule):
     carried = Carried(state.params, state.opt_state, state.clip_norm, np.int32(0))
     data = np.ones((64, *shape), np.float32), np.ones((64, 2), np.float32)
     words = np.zeros(8, np.uint32)
-    now = numbers(plan.at(0), plan.sampling, trainer.adaptive, 0, trainer.rule.private_loss, words)
+    now = numbers_at(plan, 0, trainer.adaptive, trainer.rule.private_loss, words)
     return lowered(trainer.step_function, (carried, words, words, data, now), platform)
 
 

@@ -22,7 +22,7 @@ from jaxacct.training.ledger import Ledger
 from jaxacct.training.run.program import Program
 from jaxacct.training.step import models, noise
 from jaxacct.training.step.models import join_model, loss_of, split_model
-from jaxacct.training.step.step_function import Carried, numbers, unmoved
+from jaxacct.training.step.step_function import Carried, numbers_at, unmoved
 
 CROSS_ENTROPY = optax.softmax_cross_entropy_with_integer_labels
 X = np.linspace(-1, 1, 36, dtype=np.float32).reshape(12, 3)
@@ -79,7 +79,7 @@ def one_step(trainer, params, data, **more):
     before = Carried(
         trained, trainer.optimizer.init(trained), jax.tree.map(jnp.float32, trainer.clip_norm), jnp.int32(0)
     )
-    now = numbers(trainer.plan.at(0), trainer.plan.sampling, None, 0, trainer.rule.private_loss)
+    now = numbers_at(trainer.plan, 0, None, trainer.rule.private_loss)
     after, seen = compiled(trainer.step_function)(before, WORDS, WORDS, data, now, rest)
     return before, after, seen
 

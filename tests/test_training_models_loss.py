@@ -17,7 +17,7 @@ import jaxacct as ja
 from jaxacct.audit import Game
 from jaxacct.training import AdaptiveClip, PrivateLoss, Trainer
 from jaxacct.training.step.counts_and_losses import gradient_noise
-from jaxacct.training.step.step_function import Carried, numbers
+from jaxacct.training.step.step_function import Carried, numbers_at
 
 SQUARE = lambda w, x: jnp.sum((w - x) ** 2)
 
@@ -63,7 +63,7 @@ def test_the_noise_has_its_deviation_and_the_mean_its_middle():
 def one_value(trainer, params, data):
     before = Carried(params, trainer.optimizer.init(params), jnp.float32(1.0), jnp.int32(0))
     words = np.arange(8, dtype=np.uint32)
-    now = numbers(trainer.plan.at(0), trainer.plan.sampling, None, 0, trainer.rule.private_loss, words)
+    now = numbers_at(trainer.plan, 0, None, trainer.rule.private_loss, words)
     return jax.jit(trainer.step_function)(before, words, words, data, now)
 
 

@@ -17,7 +17,7 @@ from jaxacct.audit import from_scores, gradient_canaries
 from jaxacct.training import Trainer, fresh_key, noisy_mean
 from jaxacct.training.clipping.clipped_sum import deviation
 from jaxacct.training.step import noise
-from jaxacct.training.step.step_function import Carried, numbers
+from jaxacct.training.step.step_function import Carried, numbers_at
 
 KEY = bytes(range(32))
 
@@ -26,7 +26,7 @@ def one_step(trainer, data, runs, seed=0):
     """The parameters, started at 0, after one real step with each of `runs` keys: shape (runs, dimension)."""
     zeros = np.zeros(data.shape[1], np.float32)
     start = Carried(zeros, trainer.optimizer.init(zeros), np.float32(1), np.int32(0))
-    now = numbers(trainer.plan.at(0), trainer.plan.sampling, trainer.adaptive, 0)
+    now = numbers_at(trainer.plan, 0, trainer.adaptive)
     words = np.random.default_rng(seed).integers(0, 2**32, (runs, 8), np.uint32)
     return np.asarray(many_steps(trainer.step_function)(words, start, data, now), np.float64)
 

@@ -14,7 +14,7 @@ from jaxacct.training import CHACHA20, AdaptiveClip, Plan
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.training.step.models import split_model
-from jaxacct.training.step.step_function import Carried, StepRule, numbers, private_step
+from jaxacct.training.step.step_function import Carried, StepRule, numbers_at, private_step
 from jaxacct.tuning import candidates
 from jaxacct.tuning.candidates import PASS_STREAM, STEP_STREAM, key_words, side_by_side
 
@@ -48,7 +48,7 @@ def by_hand(loss, optimizer, plan, params, clip, root, data, micro, adaptive=Non
         begins = plan.pass_of(t)[1] if plan.sampling == "fixed_batches" else 0
         words = [jax.random.key_data(noise.stream(key, *of)) for of in ((STEP_STREAM, t), (PASS_STREAM, begins))]
         place = t - begins if plan.sampling == "fixed_batches" else 0
-        now = numbers(plan.at(t), plan.sampling, adaptive, place, words=words[0])
+        now = numbers_at(plan, t, adaptive, words=words[0])._replace(position=np.int32(place))
         carried, _ = step(carried, *words, data, now)
     return carried.params
 
@@ -151,7 +151,7 @@ def test_keys_frozen_parameters_and_a_private_loss(data, monkeypatch):
         step = jax.jit(private_step(rule))
         for t in range(plan.steps):
             words = host_fold_in(host_fold_in(key_words([roots[i]])[0], STEP_STREAM), t)
-            now = numbers(plan.at(t), plan.sampling, None, 0, told, words)
+            now = numbers_at(plan, t, None, told, words)
             carried = step(carried, words, words, data, now, rest)[0]
         np.testing.assert_allclose(done["w"][i], carried.params["w"], rtol=1e-5, atol=1e-6)
 

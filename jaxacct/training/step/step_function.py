@@ -64,41 +64,6 @@ class Numbers(NamedTuple):
     taps: Any = None  # the strategy's `Taps` for correlated noise; None if the noise of all steps is independent
 
 
-def numbers(
-    segment: Any,
-    sampling: str,
-    adaptive: AdaptiveClip | None,
-    position: int,
-    private_loss: PrivateLoss | None = None,
-    words: Any = None,
-    groups: int | None = None,
-    taps: Taps | None = None,
-) -> Numbers:
-    """Return the `Numbers` of a step in a plan's segment, with the noise that the host draws from the step's key."""
-    z, expected = segment.noise_multiplier, segment.expected_batch_size
-    size: Any
-    if sampling == rules.ORDER and taps is None:
-        raise InputError(
-            f"taps are missing; with sampling = {rules.ORDER!r} the noise is relative to those of a strategy"
-        )
-    if sampling == rules.ALLOCATION:
-        size = nearest_slots(segment.sampling_probability)
-    elif sampling == rules.CYCLIC:
-        size = groups
-    else:
-        # UNSAMPLED rules use a record once a pass: rounding up costs no privacy.  1e-12 covers rounding of `expected`.
-        size = np.ceil(expected) if sampling in rules.UNSAMPLED else np.floor(expected * (1.0 + 1e-12))
-    return Numbers(
-        sampler.threshold(segment.sampling_probability),
-        np.int32(size),
-        np.int32(position),
-        np.float32(expected),
-        np.float32(gradient_noise(z, expected, adaptive, private_loss)),
-        *draws(segment, adaptive, private_loss, words),
-        None if taps is None else jax.tree.map(_toward_zero, taps),
-    )
-
-
 def _toward_zero(weights: Any) -> Any:
     """Round weights to float32 toward zero.  A decay rounded up would raise the sensitivity of the matrix C."""
     exact, near = np.asarray(weights, np.float64), np.asarray(weights, np.float32)
@@ -108,15 +73,34 @@ def _toward_zero(weights: Any) -> Any:
 def numbers_at(
     plan: Any, step: int, adaptive: AdaptiveClip | None, private_loss: PrivateLoss | None = None, words: Any = None
 ) -> Numbers:
-    place = step - plan.pass_of(step)[1] if plan.sampling in rules.BY_PASS else 0
-    if plan.sampling == rules.ORDER:
+    """Return the `Numbers` of a plan's step, with the noise that the host draws from the step's key."""
+    segment, sampling, taps = plan.at(step), plan.sampling, plan.taps(step)
+    expected, threshold = segment.expected_batch_size, sampler.threshold(segment.sampling_probability)
+    place = step - plan.pass_of(step)[1] if sampling in rules.BY_PASS else 0
+    size: Any
+    if sampling == rules.ORDER:
         place %= plan.batches
-    settings = plan.at(step), plan.sampling, adaptive, place, private_loss, words
-    found = numbers(*settings, plan.groups, plan.taps(step))
-    if plan.rates_digest is None:
-        return found
-    plan.require_rates()  # refuses a plan without rates, even if `_thresholds` has cached an equal plan with rates
-    return found._replace(threshold=_thresholds(plan))
+        if taps is None:
+            raise InputError("taps are missing; in a fixed order the noise is relative to those of a strategy")
+    if sampling == rules.ALLOCATION:
+        size = nearest_slots(segment.sampling_probability)
+    elif sampling == rules.CYCLIC:
+        size = plan.groups
+    else:
+        # UNSAMPLED rules use a record once a pass: rounding up costs no privacy.  1e-12 covers rounding of `expected`.
+        size = np.ceil(expected) if sampling in rules.UNSAMPLED else np.floor(expected * (1.0 + 1e-12))
+    if plan.rates_digest is not None:
+        plan.require_rates()  # refuses a plan without rates, even if `_thresholds` has cached an equal plan with rates
+        threshold = _thresholds(plan)
+    return Numbers(
+        threshold,
+        np.int32(size),
+        np.int32(place),
+        np.float32(expected),
+        np.float32(gradient_noise(segment.noise_multiplier, expected, adaptive, private_loss)),
+        *draws(segment, adaptive, private_loss, words),
+        None if taps is None else jax.tree.map(_toward_zero, taps),
+    )
 
 
 @functools.lru_cache(maxsize=1)
