@@ -261,10 +261,8 @@ def epsilon_of_several(terms: PlanRequest, counts: Sequence[Mapping[Release, int
         kinds = frozenset(each) if terms.sampling in rules.BY_PASS else frozenset()
         places.setdefault(kinds, []).append(place)
     runs = lambda group: with_early_stop(prefixes([counts[i] for i in group]), terms.early_stop)
-    accuracy: dict[str, Any] = {"relation": terms.relation, "rtol": rtol}
-    return in_order(
-        [(group, account.epsilon(runs(group), terms.target_delta, **accuracy)) for group in places.values()]
-    )
+    epsilon = lambda group: account.epsilon(runs(group), terms.target_delta, relation=terms.relation, rtol=rtol)
+    return in_order([(group, epsilon(group)) for group in places.values()])
 
 
 def spent_renyi(mechanism: Mechanism, chosen: Filter, relation: str) -> np.ndarray:

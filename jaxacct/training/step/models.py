@@ -287,10 +287,6 @@ def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
     return product(far.astype(inner.dtype), inner * w.scale, (((rank_axis,), (0,)), ((), ())))
 
 
-class _Array:
-    """Placeholder for an array in `Untrained.form`, which holds no arrays."""
-
-
 @dataclass(frozen=True)
 class _Stream:
     """Placeholder in `Untrained.form` for the key, or the count, of an nnx module's stream of random numbers."""
@@ -311,7 +307,7 @@ class Untrained:
     """Everything in a model that is not trained."""
 
     frozen: tuple[Any, ...]  # the arrays, in the order of the model's leaves
-    # the model's structure, whether each leaf is trained, the leaves that are no arrays, and the form of an nnx module
+    # the model's structure, whether each leaf is trained, each leaf (None: an array), and the form of an nnx module
     form: tuple[Hashable, tuple[bool, ...], tuple[Hashable, ...], Outer | None]
 
 
@@ -326,18 +322,18 @@ def split_model(model: Any, trainable: Any = None) -> tuple[Any, Untrained | Non
         marks += [True] * (len(leaves) - own)
     else:
         marks = _marks(tree, outer, trainable)
-    others: list[Any] = [leaf if array is None else _Array for array, leaf in zip(arrays, leaves, strict=True)]
+    others: list[Any] = [leaf if array is None else None for array, leaf in zip(arrays, leaves, strict=True)]
     streams = outer or (tree.outer if isinstance(tree, LoRA) else None)
     for i, kind in enumerate(streams.of_kind("RngState") if streams is not None else []):
         if kind:
             others[i] = _Stream(leaves[i].shape, leaves[i].dtype)
-    chosen = [mark and other is _Array for mark, other in zip(marks, others, strict=True)]
+    chosen = [mark and other is None for mark, other in zip(marks, others, strict=True)]
     if not any(chosen):
         raise InputError("trainable selects none of the parameters, must select at least one; it is given paths")
     if all(chosen) and outer is None:
         return jax.tree_util.tree_unflatten(structure, arrays), None
     trained = [array if mark else None for array, mark in zip(arrays, chosen, strict=True)]
-    frozen = [a for a, mark, other in zip(arrays, chosen, others, strict=True) if other is _Array and not mark]
+    frozen = [a for a, mark, other in zip(arrays, chosen, others, strict=True) if other is None and not mark]
     form = (structure, tuple(chosen), tuple(others), outer)
     return jax.tree_util.tree_unflatten(structure, trained), Untrained(tuple(frozen), form)
 
@@ -350,7 +346,7 @@ def join_model(trained: Any, rest: Untrained | None) -> Any:
     values, frozen = iter(jax.tree_util.tree_leaves(trained)), iter(rest.frozen)
     leaves = []
     for mark, other in zip(chosen, others, strict=True):
-        leaf = next(values if mark else frozen) if other is _Array else other
+        leaf = next(values if mark else frozen) if other is None else other
         leaves.append(leaf.empty() if isinstance(leaf, _Stream) else leaf)
     return pytree_as_model(jax.tree_util.tree_unflatten(structure, leaves), outer)  # type: ignore[arg-type]  # a PyTreeDef is annotated as Hashable
 
