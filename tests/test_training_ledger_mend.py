@@ -15,7 +15,7 @@ import jaxacct as ja
 from jaxacct.cli import main
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.ledger import contents
-from jaxacct.training.ledger.contents import Spent, at_least, at_most, claim
+from jaxacct.training.ledger.contents import Spent, claim, fewer
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.ledger.ledger import LedgerFile
 from jaxacct.training.step.step_mechanisms import Release
@@ -271,7 +271,7 @@ def test_many_releases_that_differ_are_bracketed(path, monkeypatch):
     monkeypatch.setattr(contents, "MANY_RELEASES", 60)
     spent, noise = Spent(), 12.0 + np.arange(300) * 0.02
     spent.releases.update({Release("poisson", float(sigma), 1.0): 1 for sigma in noise})
-    most, least = at_most(spent.releases), at_least(spent.releases)
+    most, least = fewer(spent.releases), fewer(spent.releases, dearer=False)
     assert max(len(most), len(least)) <= 60 and most.total() == least.total() == 300
     exact = ja.epsilon(ja.Gaussian(float((noise**-2.0).sum() ** -0.5)), DELTA)
     found = claim([(spent, [Run("", "", PLAN)])], DELTA, None)
@@ -288,7 +288,7 @@ def test_near_releases_are_taken_together_at_their_worst():
         Release("poisson", float(s), float(q)): int(n)
         for s, q, n in zip(rng.uniform(1, 9, 900), rng.uniform(0, 1, 900), rng.integers(1, 5, 900), strict=True)
     } | {Release("without_replacement", float(s), 0.5): 1 for s in rng.uniform(1, 2, 9)}
-    most, least = at_most(counts), at_least(counts)
+    most, least = fewer(counts), fewer(counts, dearer=False)
     for sampling in ("poisson", "without_replacement"):
         of = lambda found, sampling=sampling: [
             (r.noise_multiplier, r.sampling_probability, n) for r, n in found.items() if r.sampling == sampling

@@ -190,14 +190,9 @@ def cost(noise: list[float]) -> float:
     return math.hypot(*(1.0 / sigma for sigma in noise))
 
 
-def at_most(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Replace similar releases by stand-ins that cost at least as much (README.md, "Many releases that differ")."""
-    return gathered(counts, stand_ins(counts, MANY_RELEASES))
-
-
-def at_least(counts: Mapping[Release, int]) -> Counter[Release]:
-    """Replace similar releases by stand-ins that cost at most as much (README.md, "Many releases that differ")."""
-    return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer=False))
+def fewer(counts: Mapping[Release, int], dearer: bool = True) -> Counter[Release]:
+    """Replace similar releases by stand-ins, `dearer` or cheaper ones (README.md, "Many releases that differ")."""
+    return gathered(counts, stand_ins(counts, MANY_RELEASES, dearer))
 
 
 def added(several: Iterable[Spent]) -> tuple[Counter[Release], Counter[Mechanism]]:
@@ -209,10 +204,11 @@ def added(several: Iterable[Spent]) -> tuple[Counter[Release], Counter[Mechanism
     return releases, others
 
 
-def total(several: list[Spent], releases_as: Callable[[Counter[Release]], Counter[Release]] = Counter) -> Mechanism:
-    """Return all releases of some runs as one mechanism; `releases_as` may join similar training releases."""
+def total(several: list[Spent], dearer: bool | None = None) -> Mechanism:
+    """Return all releases of some runs as one mechanism; unless `dearer` is None, training releases become `fewer`."""
     releases, others = added(several)
-    parts = [composed(releases_as(releases))] if releases or not others else []
+    known = releases if dearer is None else fewer(releases, dearer)
+    parts = [composed(known)] if releases or not others else []
     parts += [mechanism if count == 1 else repeat(mechanism, count) for mechanism, count in others.items()]
     return parts[0] if len(parts) == 1 else compose(*parts)
 
@@ -260,8 +256,8 @@ def _composed(several: list[Spent], delta: float, relation: str) -> Bounds:
     """Return bounds of the runs' joint epsilon, wider ones if there are more than MANY_RELEASES different releases."""
     if len(set().union(*(spent.releases for spent in several))) <= MANY_RELEASES:
         return account.epsilon(total(several), delta, relation=relation)
-    most = account.epsilon(total(several, at_most), delta, relation=relation)
-    least = account.epsilon(total(several, at_least), delta, relation=relation)
+    most = account.epsilon(total(several, dearer=True), delta, relation=relation)
+    least = account.epsilon(total(several, dearer=False), delta, relation=relation)
     lower, upper = float(least.lower), float(most.upper)
     narrow = upper - lower <= 1e-4 * upper  # `jaxacct.epsilon`, too, returns the status "ok" up to this width
     status = most.status if not most.ok else least.status if not least.ok else "ok" if narrow else "width"
@@ -479,12 +475,7 @@ def _pieces(plan: Plan, step: int, end: int) -> list[tuple[Segment, int, int]]:
 
 
 def room(
-    plan: Plan,
-    ledger: Contents,
-    step: int,
-    partition: str | None = None,
-    run: str | None = None,
-    begins: bool = False,
+    plan: Plan, ledger: Contents, step: int, partition: str | None = None, run: str | None = None, begins: bool = False
 ) -> int:
     """Return how many steps the target and filter allow from `step` on.  `partition` is the `label` of `ahead`."""
     name = ledger.run if run is None else run
@@ -501,7 +492,7 @@ def room(
     beside = [total(several)] if any(one.others for one in several) else []
     if plan.early_stop is not None and not own.has_early_stop(plan):
         beside.append(plan.early_stop.mechanism)
-    return furthest(lambda steps: plan.holds(compose(*beside, composed(at_most(more(steps))))), left)
+    return furthest(lambda steps: plan.holds(compose(*beside, composed(fewer(more(steps))))), left)
 
 
 def _held(plan: Plan, ledger: Contents, run: str) -> tuple[Counter[Release], Counter[Mechanism]]:

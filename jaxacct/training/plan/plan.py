@@ -21,20 +21,10 @@ from jaxacct.calibration.search import status_of_upper_end
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import (
-    COUNT,
-    NOISE,
-    NON_NEGATIVE,
-    POSITIVE,
-    PROBABILITY,
-    InputError,
-    check,
-    check_one,
-    with_hints,
-)
+from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, InputError, check, check_one, with_hints
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
-from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, nearest_slots
+from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, NUMBERS, nearest_slots
 from jaxacct.selection.law_of_k import Law
 from jaxacct.strategies.strategy import SingleParticipation, Strategy, Taps, require_groups
 from jaxacct.training.plan import solver
@@ -72,9 +62,9 @@ UNUSUAL = {"candidates": "iid", "unit": "record"} | dict.fromkeys(
     ("cap", "noise", "groups", "early_stop", "rates_digest")
 )
 """Usual values of settings; a plan's document holds such a setting only if its value differs."""
-_RATE = replace(PROBABILITY, lower_open=True, remedy="use a {name} above 0 and at most 1")
-_SEGMENT_NUMBERS = {"steps": COUNT, "noise_multiplier": NOISE, "sampling_probability": _RATE}
-_SEGMENT_NUMBERS |= {"expected_batch_size": POSITIVE}
+_RATE = replace(NUMBERS["sampling_probability"], lower_open=True, remedy="use a {name} above 0 and at most 1")
+_SEGMENT_NUMBERS = {name: NUMBERS[name] for name in ("steps", "noise_multiplier")}
+_SEGMENT_NUMBERS |= {"sampling_probability": _RATE, "expected_batch_size": POSITIVE}
 """Numbers of a segment, in the order in which a document lists them, and the values that each may have."""
 
 
