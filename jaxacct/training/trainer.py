@@ -309,8 +309,8 @@ class Trainer:
                 else:
                     program = Program(where, *start)
             stack.callback(program.close)
-            for trace in program.traces:
-                refuse_closed_over("loss_fn", trace, private, () if rest is None else rest.frozen)
+            for traced in program.traced:
+                refuse_closed_over("loss_fn", traced.jaxpr, private, () if rest is None else rest.frozen)
             if state.step == 0:
                 refuse_records(carried.params, private)
             if judge is not None:

@@ -73,9 +73,8 @@ class Program:
         self._whole = data
         zero = np.zeros(8, np.uint32)
         now = self._numbers(min(step, self._plan.steps - 1), zero)
-        self._traced = where.step(carried, zero, zero, data, now, self.frozen)
-        self.traces = (self._traced.jaxpr,)  # the traces of all programs that `begin` compiles
-        self._settle(carried, before, where.digest_program(self._traced), where.digest(data))
+        self.traced = [where.step(carried, zero, zero, data, now, self.frozen)]  # all programs that `begin` compiles
+        self._settle(carried, before, where.digest_program(self.traced[0]), where.digest(data))
 
     def _settle(self, carried: Carried, before: Lineage, program: bytes, data: bytes) -> None:
         """Set `session`, the lineage, and the digests of program and data. Digests and lineage make the keys."""
@@ -96,8 +95,8 @@ class Program:
 
     def begin(self, line: Lineage, step: int, until: int) -> None:
         """Compile the program, or load it from the store of programs, before steps `step` to `until - 1` are run."""
-        lowered = self._traced.lower()
-        if not key_derivation.repeats(contents(self._traced.jaxpr)[1]):
+        lowered = self.traced[0].lower()
+        if not key_derivation.repeats(contents(self.traced[0].jaxpr)[1]):
             self._compiled = lowered.compile()
             return
         zero = np.zeros(8, np.uint32)
@@ -205,10 +204,9 @@ class Streamed(Program):
         rows = rows if most is None else (rows, jax.ShapeDtypeStruct(shape, jnp.float32))
         batch = (rows, *(jax.ShapeDtypeStruct((self._micro,), dtype) for dtype in (jnp.int32, jnp.bool_)))
         now = self._numbers(min(step, plan.steps - 1), zero)
-        self._traced_parts = where.loaded(carried, zero, batch, now, self.frozen)
-        self.traces = tuple(each.jaxpr for each in self._traced_parts)
+        self.traced = where.loaded(carried, zero, batch, now, self.frozen)
         settings = repr((rule.sampling, rule.cap, rule.examples_per_user, self._micro)).encode()
-        digests = [where.digest_program(each) for each in self._traced_parts]
+        digests = [where.digest_program(each) for each in self.traced]
         about = f"{len(source)} {source.layout.example}".encode()
         data = key_derivation.digest(b"source", about, key_derivation.digest_tree(self._users))
         self._settle(carried, before, key_derivation.digest(_HOST, settings, *digests), data)
@@ -225,7 +223,7 @@ class Streamed(Program):
     def begin(self, line: Lineage, step: int, until: int) -> None:
         """Start the threads that load batches.  While they load the first batches, compile the programs."""
         self._ahead = Ahead(self._batches(line, step, until), self._source.prefetch, self._stop)
-        self._nothing, self._add, self._release = (each.lower().compile() for each in self._traced_parts)
+        self._nothing, self._add, self._release = (each.lower().compile() for each in self.traced)
 
     def later(self, line: Lineage, step: int, count: int) -> list[StepKey]:
         """Return no keys: a step's key depends on its batch, which is not loaded yet."""

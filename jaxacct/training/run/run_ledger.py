@@ -127,15 +127,14 @@ def open_run_ledger(
     share = 1 if plan.sampling in BY_PASS else max(plan.steps // 100, 1)
     most = share if note_ahead is None else min(share, note_ahead)
     opened: Ledger | None = None
-    own = False
 
     def first() -> bytes:
-        nonlocal opened, own
+        nonlocal opened
         with ledger.lock if isinstance(ledger, Ledger) else contextlib.nullcontext():
-            opened, own = open_ledger(ledger, state, plan, by)
+            opened = open_ledger(ledger, state, plan, by)
             return b"" if opened is None else json.dumps(opened.mark()).encode()
 
-    told: Any = processes.decide(first)
+    told, own = processes.decide(first), not isinstance(ledger, Ledger)
     return RunLedger(processes, opened, own, Mark(*json.loads(told)), most) if told else None
 
 
@@ -207,17 +206,15 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
     contents.one_relation(plan.relation, others)
 
 
-def open_ledger(
-    ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str
-) -> tuple[Ledger | None, bool]:
-    """Return the ledger after `_settle`, and whether this call has opened it; (None, False) without a ledger."""
+def open_ledger(ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str) -> Ledger | None:
+    """Return the open ledger after `_settle`; None without a ledger."""
     require_ledger(state.history, ledger)
     if ledger is None:
-        return None, False
+        return None
     name = digest(b"run", state.lineage.root.key).hex()[:16]
     if isinstance(ledger, Ledger):
         _settle(ledger, name, state, plan, by)
-        return ledger, False
+        return ledger
     stretches = state.history.stretches
     if Path(ledger).exists():
         opened = Ledger.open(ledger)
@@ -229,7 +226,7 @@ def open_ledger(
     except BaseException:
         opened.close()
         raise
-    return opened, True
+    return opened
 
 
 def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> None:
