@@ -286,14 +286,12 @@ def from_scores(
         cuts = np.atleast_1d(np.asarray(thresholds, np.float64))
         if cuts.ndim != 1 or np.isnan(cuts).any() or not cuts.size:
             raise InputError("thresholds must be a list of numbers, without NaN; leave them out to hold some runs out")
-    false_positives, false_negatives = _errors(without, there, cuts)
-    sizes = without.size, there.size
-    counts = (false_positives, sizes[0], false_negatives, sizes[1])
+    counts = _errors(without, there, cuts)
     if method == "gaussian_fit":
         return replace(gaussian_fit(*counts, delta=delta, confidence=confidence), relation=relation)
     each = 1.0 - error_of(confidence) / cuts.size
     found = clopper_pearson(*counts, delta=delta, confidence=each, relation=relation)
-    return LowerBound(float(np.max(found.epsilon)), float(delta), confidence, sum(sizes), method, relation=relation)
+    return replace(found, epsilon=float(np.max(found.epsilon)), confidence=confidence)
 
 
 def _sample(name: str, values: Any) -> np.ndarray:
@@ -304,10 +302,10 @@ def _sample(name: str, values: Any) -> np.ndarray:
     return values
 
 
-def _errors(absent: np.ndarray, present: np.ndarray, cuts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Count, for every threshold, the absent scores above it and the present scores at or below it."""
+def _errors(absent: np.ndarray, present: np.ndarray, cuts: np.ndarray) -> tuple[np.ndarray, int, np.ndarray, int]:
+    """Return (absent scores above each threshold, absent scores, present scores at or below it, present scores)."""
     above = absent.size - np.searchsorted(np.sort(absent), cuts, side="right")
-    return above, np.searchsorted(np.sort(present), cuts, side="right")
+    return above, absent.size, np.searchsorted(np.sort(present), cuts, side="right"), present.size
 
 
 def _best(
@@ -322,11 +320,10 @@ def _best(
         ranks = np.unique(np.geomspace(1, values.size, 200).astype(int)) - 1
         tails += [values[ranks], values[::-1][ranks]]
     cuts = np.unique(np.concatenate(tails))
-    wrong = _errors(absent, present, cuts)
+    counts = _errors(absent, present, cuts)
     if method == "clopper_pearson":
-        counts = (wrong[0], absent.size, wrong[1], present.size)
         each = clopper_pearson(*counts, delta=delta, confidence=confidence, relation=relation)
         return float(cuts[np.argmax(each.epsilon)])
     half = 0.5 * error_of(confidence)
-    fpr, fnr = upper_limit(wrong[0], absent.size, half), upper_limit(wrong[1], present.size, half)
+    fpr, fnr = upper_limit(*counts[:2], half), upper_limit(*counts[2:], half)
     return float(cuts[np.argmax(-ndtri(fpr) - ndtri(fnr))])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -267,7 +266,7 @@ def _elements(name: str, whole: Profile, room: int) -> list[Curve]:
         raise InputError(f"the mechanisms have more than {MOST_CURVES} elements; draw at most {MOST_CURVES} at once")
     if not shape:
         return [Curve(name, whole)]
-    return [Curve(f"{name} {list(index)}", whole.element(index)) for index in itertools.product(*map(range, shape))]
+    return [Curve(f"{name} {list(index)}", whole.element(index)) for index in np.ndindex(shape)]
 
 
 def _epsilons(curves: list[Curve]) -> tuple[list[np.ndarray], list[float]]:

@@ -430,9 +430,8 @@ def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
         raise InputError(
             "candidates = 'iid' is not so of an Adaptive search; leave it out, or use candidates='adaptive'"
         )
-    if declared is None:
-        return ("iid", "iid") if known else ("adaptive", "adaptive")
-    kind = choice("candidates", declared, CANDIDATES)
+    usual = "iid" if known else "adaptive"
+    kind = usual if declared is None else choice("candidates", declared, CANDIDATES)
     return kind, "iid, declared" if kind == "iid" and not known else kind
 
 
