@@ -16,17 +16,7 @@ from jaxacct.calibration.search import least_private
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import ArrayLike, Leaf, Numbers
-from jaxacct.core.validation import (
-    COUNT,
-    DELTA,
-    NON_NEGATIVE,
-    POSITIVE,
-    Constraint,
-    InputError,
-    check,
-    check_one,
-    choice,
-)
+from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, Constraint, InputError, check, check_one, choice
 from jaxacct.mechanisms import Mechanism, PrivacyProfile, dp_sgd
 from jaxacct.selection import Law, bound_delta, bound_epsilon, candidates_profile, select
 from jaxacct.selection.base_profile import upper_delta
@@ -35,6 +25,7 @@ from jaxacct.selection.subset_privacy import RELATIONS, VARIANTS, product
 from jaxacct.selection.top import TOP
 from jaxacct.selection.worst_case import bracket
 from jaxacct.training.plan import Plan, Segment
+from jaxacct.training.plan.solver import RULES
 from jaxacct.tuning.private_score import Whole, whole
 
 TUNING_POINTS = 112
@@ -361,7 +352,7 @@ class SubsetPlan:
 
 def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
     """Check the numbers of a plan.  Return (rates, steps), flat arrays with an element for each setting."""
-    rules = {"target_epsilon": POSITIVE, "target_delta": DELTA, "dataset_size": COUNT, **more}
+    rules = {name: RULES[name] for name in ("target_epsilon", "target_delta", "dataset_size")} | more
     for name, rule in rules.items():
         vars(plan)[name] = check_one(name, getattr(plan, name), rule, "a plan is for one tuning")
     if not isinstance(plan.repetitions, Law) or plan.repetitions.shape:

@@ -51,8 +51,8 @@ DISPLACING = ("add_or_remove_one", "add_one", "remove_one")
 """Relations of adding or removing a record.  Rules in `UNSAMPLED` refuse them: other records would change batches."""
 SIZE = Constraint("use a whole number of records or of slots", 1, 10**9, integral=True)
 """Range of `slots`, `cap` and `groups`. It is finite because the sampler counts in 32 bits."""
-_RULES = {"target_epsilon": POSITIVE, "target_delta": DELTA, "expected_batch_size": POSITIVE}
-_RULES |= NUMBERS | dict.fromkeys(("slots", "cap", "groups"), SIZE)
+RULES = {"target_epsilon": POSITIVE, "target_delta": DELTA, "expected_batch_size": POSITIVE}
+RULES |= NUMBERS | dict.fromkeys(("slots", "cap", "groups"), SIZE)
 """Names of the numbers that a caller may give, each with the values that it may have."""
 _RATES = ("sampling_probability", "expected_batch_size", "sampling_rates", "batch_schedule", "slots")
 _OPEN = {"noise_multiplier": ("noise_multiplier",), "steps": ("steps", "epochs"), "sampling_probability": _RATES}
@@ -118,7 +118,7 @@ def checked(settings: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"{name} = {found[name]!r:.40} needs sampling = {way!r}, found {found['sampling']!r}")
     if told := why_not(found["sampling"], found["relation"]):
         raise InputError(told)
-    for name, rule in _RULES.items():
+    for name, rule in RULES.items():
         if found.get(name) is not None:
             found[name] = check_one(name, found[name], rule, "a plan is for one run")
     if found["sampling"] in rules.WITH_NOISE:
