@@ -97,14 +97,8 @@ class Game:
                 f"data and canaries are {size} examples, must be {plan.dataset_size}, the plan's dataset_size; "
                 "make the plan for the data with the canaries"
             )
-        self.trainer = Trainer(
-            loss_fn,
-            _recorded(trainer.optimizer),
-            plan,
-            trainer.clip_norm,
-            method=trainer.method,
-            micro_batch=trainer.micro_batch,
-        )
+        optimizer, norm = _recorded(rule.optimizer), trainer.clip_norm
+        self.trainer = Trainer(loss_fn, optimizer, plan, norm, method=rule.method, micro_batch=rule.micro_batch)
         self.data, self.marks, self.observe, self.canaries = data, marks, observe, canaries
         self._programs: dict[Any, Any] = {}
 

@@ -165,7 +165,7 @@ class MatchedPlan:
 
         x = least_noise(lambda x: solved(x)[0], self.target_epsilon, 1.5 / self.target_epsilon)
         noise, one, found = solved(x)[1]
-        plans = tuple(_plan_of(self, *row) for row in zip(rate, steps, noise, strict=True))
+        plans = tuple(plan_of(self, *row) for row in zip(rate, steps, noise, strict=True))
         vars(self).update(plans=plans, mechanism=one, epsilon=found)
 
     def _repr_html_(self) -> str:
@@ -233,7 +233,7 @@ class SearchPlan:
         near = guessed_noise(self.target_epsilon, self.target_delta, rate, steps) * float(np.sqrt(self.rounds))
         sigma = least_noise(lambda sigma: float(solved(sigma).epsilon.upper), self.target_epsilon, near)
         found = solved(sigma)
-        plans = (_plan_of(self, rate, steps, sigma),)
+        plans = (plan_of(self, rate, steps, sigma),)
         vars(self).update(plans=plans, mechanism=found.candidate, epsilon=found.epsilon)
 
 
@@ -370,15 +370,9 @@ def _checked(plan: Any, **more: Constraint) -> tuple[np.ndarray, np.ndarray]:
 
 def least_noise(epsilon: Callable[[float], float], target: float, near: float) -> float:
     """Search from `near`; of the noise multipliers tried, return the smallest at which `epsilon` meets the target."""
-    found = least_private(
-        lambda values: np.array([epsilon(float(value)) for value in values]),
-        target,
-        near,
-        (LEAST_NOISE, LARGEST_NOISE),
-        falls=True,
-        rtol=2e-3,
-        margin=1e-5,  # relative difference that two evaluations of `epsilon` at the same noise may have
-    )
+    several = lambda values: np.array([epsilon(float(value)) for value in values])
+    # `margin`: two evaluations of `epsilon` at the same noise may differ by this share
+    found = least_private(several, target, near, (LEAST_NOISE, LARGEST_NOISE), falls=True, rtol=2e-3, margin=1e-5)
     if math.isnan(found):
         raise InputError(f"target_epsilon = {target!r} is met by no noise up to {LARGEST_NOISE:g}; raise the target")
     return found
@@ -390,7 +384,8 @@ def guessed_noise(epsilon: float, delta: float, rate: float, steps: float) -> fl
     return 1.0 / math.sqrt(math.log1p((mu / rate) ** 2 / steps))
 
 
-def _plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
+def plan_of(plan: Any, rate: float, steps: float, noise: float) -> Plan:
+    """Return the plan of one run of a tuning."""
     segment = Segment(0, int(steps), float(noise), float(rate), float(rate) * plan.dataset_size)
     return Plan.of([segment], target_delta=plan.target_delta, dataset_size=plan.dataset_size)
 

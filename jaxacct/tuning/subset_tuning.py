@@ -23,7 +23,7 @@ from jaxacct.training.plan.segments import Segment
 from jaxacct.training.sampling import sampler
 from jaxacct.training.source import require_rows
 from jaxacct.tuning.candidates import Secret, drawn, key_words, require_side_by_side, selected, several, side_by_side
-from jaxacct.tuning.plans import Cost, Setting, SubsetPlan
+from jaxacct.tuning.plans import Cost, Setting, SubsetPlan, plan_of
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
 from jaxacct.tuning.tuning_run import note_whole, value_of
 
@@ -132,13 +132,8 @@ def tune_on_subset(
     require_rows(data, plan.dataset_size)
     secret = Secret(key, data, plan.mechanism)
     setting = plan.settings[0]
-    run = Plan(  # the plan of the final run, with which `note_whole` creates a new ledger
-        target_delta=plan.target_delta,
-        dataset_size=plan.dataset_size,
-        sampling_probability=setting.sampling_probability,
-        noise_multiplier=setting.final_noise,
-        steps=setting.steps,
-    )
+    # the plan of the final run, with which `note_whole` creates a new ledger
+    run = plan_of(plan, setting.sampling_probability, setting.steps, setting.final_noise)
     word = "iid" if draws_alike(space) else "iid, declared"
     note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}; candidates {word}"
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
