@@ -25,7 +25,7 @@ from jaxacct.training.ledger.contents import Spent, claim, one_relation
 from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.evaluations import refuse_shared, units
-from jaxacct.training.run.run_ledger import require_same_relation
+from jaxacct.training.run.run_ledger import Given, require_same_relation
 from jaxacct.training.source import require_rows
 from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.training.step.models import initialised, is_equinox, is_nnx, loss_of, refuse_state
@@ -463,16 +463,14 @@ def value_of(score: Any, secret: Secret, private: Any = ()) -> Callable[[Any, in
     return lambda params, number: noisy(count(params), secret.key(b"score", number), score.noise_multiplier, score.unit)
 
 
-def refuse_other_neighbours(ledger: Ledger | str | os.PathLike[str] | None, plan: Plan) -> None:
+def refuse_other_neighbours(ledger: Given, plan: Plan) -> None:
     """Raise InputError if the ledger exists and its plans are for another relation or unit than `plan`."""
     if ledger is not None and (isinstance(ledger, Ledger) or os.path.exists(ledger)):
         headers = (ledger if isinstance(ledger, Ledger) else Ledger.read(ledger)).headers
         require_same_relation(plan, [line.plan for lines in headers.values() for line in lines])
 
 
-def note_whole(
-    ledger: Ledger | str | os.PathLike[str] | None, plan: Plan, mechanism: Mechanism, note: str, target: float | None
-) -> None:
+def note_whole(ledger: Given, plan: Plan, mechanism: Mechanism, note: str, target: float | None) -> None:
     """Write a tuning into the ledger. Refuse it if the ledger's epsilon would pass `target` or the relations differ."""
     if ledger is None:
         return

@@ -55,6 +55,8 @@ RULES = {"target_epsilon": POSITIVE, "target_delta": DELTA, "expected_batch_size
 RULES |= NUMBERS | dict.fromkeys(("slots", "cap", "groups"), SIZE)
 """Names of the numbers that a caller may give, each with the values that it may have."""
 _RATES = ("sampling_probability", "expected_batch_size", "sampling_rates", "batch_schedule", "slots")
+Upper = Callable[[np.ndarray], np.ndarray]
+"""Function from values of a setting to upper bounds of what the run then spends."""
 _OPEN = {"noise_multiplier": ("noise_multiplier",), "steps": ("steps", "epochs"), "sampling_probability": _RATES}
 """For each setting that the solver can find, the arguments by which a caller can give it instead."""
 
@@ -564,13 +566,7 @@ def _tolerance(target: float) -> float:
 
 
 def _searched(
-    upper: Callable[[np.ndarray], np.ndarray],
-    target: float,
-    start: float,
-    limits: tuple[float, float],
-    *,
-    falls: bool,
-    whole: bool = False,
+    upper: Upper, target: float, start: float, limits: tuple[float, float], *, falls: bool, whole: bool = False
 ) -> float:
     """Return the argument at which the bound `upper` is closest to the target but not above it; NaN if none is."""
     rtol = _tolerance(target)

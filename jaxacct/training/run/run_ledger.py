@@ -23,6 +23,8 @@ from jaxacct.training.sharding.placement import Processes
 from jaxacct.training.step.key_derivation import StepKey, digest
 from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kept
 
+Given = Ledger | str | os.PathLike[str] | None
+"""An open ledger, the path of a new or an existing one, or None."""
 _NOTING = 0.05
 """Share of a run's time that writing the ledger should take at most.  So one write enters several steps if needed."""
 
@@ -114,12 +116,7 @@ class RunLedger:
 
 
 def open_run_ledger(
-    processes: Processes,
-    ledger: Ledger | str | os.PathLike[str] | None,
-    state: State,
-    plan: Plan,
-    by: str,
-    note_ahead: int | None,
+    processes: Processes, ledger: Given, state: State, plan: Plan, by: str, note_ahead: int | None
 ) -> RunLedger | None:
     """Open the ledger in the first process, and make the state's run current.  Return None if there is no ledger."""
     # A step in the ledger counts as spent even if it is not taken.  So one write enters at most 1% of the plan's steps,
@@ -188,7 +185,7 @@ def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> N
     processes.agree("state, plan or options", digest(*(each.encode() for each in told)))
 
 
-def require_ledger(history: History, ledger: Ledger | str | os.PathLike[str] | None) -> bytes:
+def require_ledger(history: History, ledger: Given) -> bytes:
     """Refuse a missing `ledger` if the history has spending in one.  Return b"", for `Processes.decide`."""
     mark = history.ledger
     if mark is None:
@@ -206,7 +203,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
     contents.one_relation(plan.relation, others)
 
 
-def open_ledger(ledger: Ledger | str | os.PathLike[str] | None, state: State, plan: Plan, by: str) -> Ledger | None:
+def open_ledger(ledger: Given, state: State, plan: Plan, by: str) -> Ledger | None:
     """Return the open ledger after `_settle`; None without a ledger."""
     require_ledger(state.history, ledger)
     if ledger is None:
