@@ -466,7 +466,8 @@ def side_by_side(
         configs = {name: jnp.asarray(np.asarray(value), jnp.float32) for name, value in configs.items()}
         params = jax.tree.map(jnp.asarray, params)
         trained, rest = (params, None) if trainable is None else split_model(params, trainable)
-        apart = lambda tree: [jax.tree.map(lambda a, row=row: a[row], tree) for row in range(count)]
+        distinct = range(1 if trial else count)  # a trial is of one candidate, `count` times
+        apart = lambda tree: [jax.tree.map(lambda a, row=row: a[row], tree) for row in distinct]
         refuse_records(apart(trained), private)
         carried = begin(trained, configs)
         words = np.asarray(keys, np.uint32).reshape(count, 8)

@@ -30,6 +30,7 @@ from jaxacct.training.source import require_rows
 from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.training.step.models import initialised, is_equinox, is_nnx, loss_of, refuse_state
 from jaxacct.tuning.candidates import (
+    CANDIDATES_PER_CALL,
     Adaptive,
     Group,
     Secret,
@@ -381,8 +382,9 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     opening = secret if update is None else Secret(secret.root(b"round", 0))
     trial = Secret(secret.root(b"trial")) if kind == "iid" else opening
     tried = [drawn(space, trial, number) for number in range(TRIALS if kind == "iid" else 1)]
+    many = 1 if isinstance(space, Adaptive) else CANDIDATES_PER_CALL
     for words, number in {words_of(config): number for number, config in enumerate(tried)}.items():
-        params = training((0, words), trial, tried, True)([number])[0]
+        params = training((0, words), trial, tried, True)([number] * many)[0]
     if isinstance(score, PrivateScore):
         jax.eval_shape(lambda params: units(score.value, params, scored_on, score.unit, data), params)
     note = f"tuning: {what} among runs of the plan; candidates {word}{more}"
