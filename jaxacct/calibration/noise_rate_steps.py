@@ -111,7 +111,7 @@ def calibrate_noise_multiplier(
     repetitions : a law of the random number K of runs (`jaxacct.selection`), which broadcasts too.  DP-SGD then runs K
         times, and the best run by any score is released.  This whole selection meets the target.  The value is within
         about 0.1 % of the smallest one.  A target below 0.01 may be found infeasible.  Rows are solved one by one.
-        With a sampling probability below 1 every noise that is tried takes half a minute or more.
+        A target_delta far below 1e-18 may take a minute, and its value may be "loose".
     candidates : {"iid", "adaptive"}; assumption on the candidates (`jaxacct.selection.select`).
     batch_size, dataset_size, slots, epochs, sampling, cap, bands, groups, group
         The run, as for `jaxacct.dp_sgd`: `batch_size` with `dataset_size`, or `slots`, in place of
