@@ -109,9 +109,9 @@ def test_a_symmetric_base_among_others_is_answered_in_every_direction(order, cou
     np.testing.assert_allclose(found["remove_one"][1][facing], found["add_one"][1][facing], rtol=1e-3)
 
 
-def test_replacing_a_record_is_answered_in_each_direction():
+def test_replacing_a_record_moves_noise_twice_as_far():
     """Replacing moves a Gaussian's statistic twice as far, as if at half the noise. A finite pair stays as it is."""
-    finite, law = ja.FiniteOutput([0.5, 0.3, 0.2], [0.2, 0.2, 0.6]), selection.Poisson(3.0)
+    finite, law = ja.FiniteOutput(*FACING), selection.Poisson(3.0)
     replaced, alike = (ja.compose(finite, ja.Gaussian(sigma)) for sigma in (2.0, 1.0))
     found = ja.epsilon(selection.select(replaced, law), 1e-3, relation="replace_one", rtol=1e-3)
     same = ja.epsilon(selection.select(alike, law), 1e-3, rtol=1e-3)

@@ -70,7 +70,7 @@ class Repeated(Combinator):
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         one = self.mechanism
-        parts = _in_either_order(one, relation) if self._mixes_orders(relation) else one.expand(relation, direction)
+        parts = in_either_order(one, relation) if self._mixes_orders(relation) else one.expand(relation, direction)
         return [(part, exact_product(n, self.steps)) for part, n in parts]
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
@@ -164,7 +164,7 @@ class Composed(Combinator):
         mixes, parts = self._mixes_orders(relation), list[tuple[Part, np.ndarray]]()
         for one in self.mechanisms:
             either = mixes and not one.symmetric()
-            parts += _in_either_order(one, relation) if either else one.expand(relation, direction)
+            parts += in_either_order(one, relation) if either else one.expand(relation, direction)
         return parts
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
@@ -210,7 +210,7 @@ def _without_one(mechanism: Mechanism) -> Mechanism:
     return mechanism
 
 
-def _in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
+def in_either_order(mechanism: Mechanism, relation: str) -> list[tuple[Part, np.ndarray]]:
     """Return the parts under `relation`. A finite part is replaced by a part that dominates it in both directions."""
     parts: list[tuple[Part, np.ndarray]] = []
     forward, reverse = (mechanism.expand(relation, direction) for direction in DIRECTIONS)

@@ -81,10 +81,8 @@ class AdaptiveSelection(AnySelection):
     candidates: ClassVar[str] = "adaptive"
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        if not isinstance(self.law, PointMass):
-            return "bound"
-        several = bool(np.any(np.asarray(self.law.repetitions) > 1.0))
-        return self.mechanism.kind_under(relation, composed or several)
+        runs = self._as_composition()
+        return "bound" if runs is None else runs.kind_under(relation, composed)
 
     def _options(self) -> str:
         return ', candidates="adaptive"'

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxacct.accounting.account import delta, epsilon, with_infinite_mass
@@ -28,11 +27,11 @@ from jaxacct.mechanisms import (
     Components,
     Mechanism,
     PrivacyProfile,
-    SampledWithoutReplacement,
     batch_shape,
     components,
 )
 from jaxacct.mechanisms.base import Part, element, register, require_mechanism, take_rows
+from jaxacct.mechanisms.combinators import in_either_order
 from jaxacct.mechanisms.loss_components import add_and_remove
 from jaxacct.representations.mechanism_profile import profile
 from jaxacct.selection.law_of_k import Law
@@ -72,32 +71,37 @@ ASKED_EPS = 600.0
 @register
 @dataclass(frozen=True, eq=False)
 class _Under(Mechanism):
-    """A base under one fixed relation, whatever relation it is asked about. Its directions are "remove" and "add"."""
+    """A base under one fixed relation, whatever relation it is asked about. Its directions are "remove" and "add".
+
+    If ``either_order``, each candidate may look at a replaced record in an order of its own. The larger profile of both
+    orders then stands for an asymmetric base.
+    """
 
     mechanism: Any
     relation: str = field(metadata={"static": True})
+    either_order: bool = field(metadata={"static": True})
     constraints: ClassVar = {}
 
+    def _mixes_orders(self) -> bool:
+        return self.either_order and self.relation == "replace_one" and not self.mechanism.symmetric()
+
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
+        if self._mixes_orders():
+            return in_either_order(self.mechanism, self.relation)
         return self.mechanism.expand(self.relation, direction)
 
     def symmetric(self) -> bool:
-        return self.mechanism.symmetric()
+        return self._mixes_orders() or self.mechanism.symmetric()
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        # The pair of sampling without replacement joins pairs of data sets that are the worst at different eps. A
-        # selection uses the whole trade-off curve of the joined pair. No two data sets have this curve, so the answer
-        # is only a bound.
-        sampled = lambda x: isinstance(x, SampledWithoutReplacement)
-        found = filter(sampled, jax.tree.leaves(self.mechanism, is_leaf=sampled))
-        joined = any(np.any((np.asarray(x.sampling_ratio) > 0.0) & (np.asarray(x.sampling_ratio) < 1.0)) for x in found)
-        return "bound" if joined else self.mechanism.kind_under(self.relation, composed)
+        # The larger profile may belong to no two data sets. A selection uses all of it, so the answer is only a bound.
+        return "bound" if self._mixes_orders() else self.mechanism.kind_under(self.relation, composed)
 
 
-def under(run: Mechanism, relation: str) -> tuple[Mechanism, str]:
+def under(run: Mechanism, relation: str, either_order: bool = True) -> tuple[Mechanism, str]:
     """Return (base, relation) of the same guarantee, the relation being add_one, remove_one or add_or_remove_one."""
     if not add_and_remove(run, relation):
-        return _Under(run, relation), "add_or_remove_one"
+        return _Under(run, relation, either_order), "add_or_remove_one"
     return run, "add_or_remove_one" if relation == "zero_out" else relation
 
 

@@ -258,7 +258,7 @@ def attack(
     if shape := broadcast_shape({"the mechanism": batch_shape(run), "k": k.shape}):
         raise InputError(f"an attack is on one selection, not on a batch of shape {shape}; take an element")
     each: list[Attack] = []
-    run, relation = under(run, relation)
+    run, relation = under(run, relation, either_order=False)  # an attack has one order
     find = _order if backend.on_numpy(1) else jax.jit(_order)
     curves = known_bases(run)[0].curves
     for side in sides(run, relation):
