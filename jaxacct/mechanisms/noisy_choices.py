@@ -237,7 +237,7 @@ class NumericSparse(Mechanism):
     """AboveThreshold that also releases the value of each query found above the threshold, with fresh Laplace noise.
 
     It counts as `AboveThreshold` composed with ``answers`` Laplace mechanisms, since concurrent composition leaks no
-    more than composition one after the other. It cannot be sampled. ``kind`` is "bound".
+    more than composition one after the other. A sample of it is one sample of several releases. ``kind`` is "bound".
 
     Parameters
     ----------
