@@ -212,3 +212,32 @@ def test_two_runs_of_sampled_steps_under_replacement():
     two = ja.compose(ja.dp_sgd(1.0, 0.01, 100), ja.dp_sgd(1.0, 0.010001, 100))
     one = [ja.epsilon(ja.dp_sgd(1.0, q, 200), 1e-5, relation="replace_one").upper for q in (0.01, 0.010001)]
     assert one[0] * (1.0 - 1e-5) <= ja.epsilon(two, 1e-5, relation="replace_one").upper <= one[1] * (1.0 + 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "eps"),
+    [
+        (
+            [2.2198413178119604e-05, 0.4969499084437866, 0.28120869973923535, 0.2218191934037999],
+            [3.8400963811518664e-06, 0.15612635468469213, 0.31440850117344854, 0.5294613040454782],
+            1.0,
+        ),
+        ([1.0, 0.0], [1.0 / 64.0, 63.0 / 64.0], 1.5),
+        ([0.7, 0.2, 0.1], [0.3, 0.3, 0.4], 0.15),
+    ],
+)
+def test_lower_ends_of_one_sample_are_not_rounded_up(p, q, eps):
+    """The larger profile of both orders is rounded up. Lower ends of one sample come from the base without sampling."""
+    with mpmath.workprec(200):
+        one, two = ([mpmath.mpf(x) / mpmath.fsum(law) for x in law] for law in (p, q))
+        half, grown = [(a + b) / 2 for a, b in zip(one, two, strict=True)], mpmath.exp(eps)
+        leak = lambda a, b: mpmath.fsum(max(x - grown * y, 0) for x, y in zip(a, b, strict=True))
+        remove, add = (max(leak(*laws[::way]) for laws in ((half, one), (half, two))) for way in (1, -1))
+        truths = {"remove_one": remove, "add_one": add, "replace_one": remove, "add_or_remove_one": max(remove, add)}
+        step = ja.SampledWithoutReplacement(ja.FiniteOutput(p, q), 0.5)
+        for relation, truth in truths.items():
+            found = ja.delta(step, eps, relation=relation)
+            assert found.kind == "certified" and found.lower <= truth <= found.upper <= found.lower * (1.0 + 1e-11)
+            for name in ("auto", "lattice"):
+                assert ja.delta(step, eps, relation=relation, engine=name).lower <= truth
+        assert ja.verify(step, found, epsilon=eps, relation=relation).status == "verified"

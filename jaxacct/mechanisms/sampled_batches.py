@@ -593,7 +593,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         base = self._base()
-        if not isinstance(base, BaseMechanism) or base != self._base(up=True):
+        if not self.ordinary() or base != self._base(up=True):
             return "bound"
         return self._kind(relation, composed, base.kind_under("replace_one", composed))
 
@@ -642,19 +642,19 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         if relation in ("replace_one", "zero_out") and not self._trivial():
             nothing = np.zeros((*batch_shape(self), 1))
             return [(FinitePart(nothing, nothing + 1.0, nothing[..., 0]), np.asarray(1.0))]
-        if isinstance(base, BaseMechanism):
-            return [(base.part(ratio, "replace_one", direction), np.asarray(1.0))]
+        if self.ordinary():
+            return [(cast(BaseMechanism, base).part(ratio, "replace_one", direction), np.asarray(1.0))]
         return [(part_below_sampled(base, ratio, batch_shape(self), "replace_one", direction), np.asarray(1.0))]
 
     def has_bracket(self) -> bool:
         return not self.ordinary() or self._base() != self._base(up=True)
 
     def several(self, relation: str) -> Several | None:
-        """Return the sample's releases, or None if there is only one, or if their profile does not determine delta."""
-        base = self._base()
-        if isinstance(base, BaseMechanism) or relation == "zero_out" or self._in_two_steps(relation):
+        """Return the sample's releases, or None if one pair has their profile, or if it does not determine delta."""
+        if self.group > 1 or self.ordinary() or relation == "zero_out" or self._in_two_steps(relation):
             return None
-        return Several(base, np.asarray(self.sampling_ratio, np.float64), dict.fromkeys(DIRECTIONS, "replace_one"))
+        ratio = np.asarray(self.sampling_ratio, np.float64)
+        return Several(self._base(), ratio, dict.fromkeys(DIRECTIONS, "replace_one"))
 
     def _base(self, up: bool = False) -> Mechanism:
         """Return the base; several Gaussians become one, whose noise is rounded up if `up`, else down."""
@@ -685,7 +685,9 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return found
 
     def ordinary(self) -> bool:
-        return self.group == 1 and isinstance(self._base(), BaseMechanism)
+        # the larger profile of an asymmetric base's two orders is rounded up, so its pair gives no lower ends
+        base = self._base()
+        return self.group == 1 and isinstance(base, BaseMechanism) and base.symmetric()
 
     def of_gaussians(self) -> bool:
         return isinstance(self._base(), Gaussian)
