@@ -56,8 +56,9 @@ class AdaptiveSelection(AnySelection):
     outputs, K and public randomness, as long as ``mechanism`` dominates it.  All outputs may be released; if K is 0,
     none is.  K must depend neither on the data nor on the outputs, but need not be secret.  The sum is the supremum
     over such candidates, so `ja.epsilon` and `ja.delta` return brackets of kind "certified", unless ``mechanism`` has
-    kind "bound".  If K is constant, the selection is the K-fold composition of ``mechanism``.  Otherwise a composition
-    of the selection with other mechanisms uses only upper bounds of its profile, and has kind "bound".
+    kind "bound" or, under ``replace_one``, is not symmetric.  If K is constant, the selection is the K-fold composition
+    of ``mechanism``.  Otherwise a composition of the selection with other mechanisms uses only upper bounds of its
+    profile, and has kind "bound".
 
     Parameters
     ----------

@@ -569,7 +569,8 @@ def candidates_profile(
 
     Without weights the guarantee is the pointwise maximum of the candidates' profiles.  It holds for every rule of
     drawing that does not depend on the data.  With weights the guarantee is `sum_j w_j delta_j(eps)`, and holds even if
-    the index of the drawn candidate is released.
+    the index of the drawn candidate is released.  Under ``replace_one`` each delta_j is the larger one of both orders
+    of a record's values.
 
     Parameters
     ----------
