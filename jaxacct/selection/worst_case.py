@@ -220,10 +220,11 @@ class Attack(float):
 def attack(
     run: Mechanism, k: Law, *, delta: float, relation: str = "add_or_remove_one", candidates: str = "iid"
 ) -> Attack:
-    """Return the epsilon that the worst score reaches at `delta`, with the score. No valid claim is below this epsilon.
+    """Return the epsilon that the worst score reaches at `delta`, with the score.
 
     The score is the worst one for a curve just below the trade-off curve of `run`, which maps u to the largest P-mass
-    of a set of Q-mass u.  Every base whose trade-off curve is nowhere below that of `run` reaches this epsilon.
+    of a set of Q-mass u.  Every base whose trade-off curve is nowhere below that of `run` reaches this epsilon.  If two
+    data sets attain the curve, no valid claim is below it.  The curve of a sample of fixed size joins several pairs.
 
     Parameters
     ----------
