@@ -33,7 +33,7 @@ from jaxacct.training.sharding.placement import Placement, copied
 from jaxacct.training.source import Source, require_rows, source_of_mapped
 from jaxacct.training.step import noise, step_function
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss
-from jaxacct.training.step.key_derivation import begin, sealed
+from jaxacct.training.step.key_derivation import begin
 from jaxacct.training.step.models import Untrained, initialised, join_model, loss_of, refuse_state, split_model
 from jaxacct.training.step.step_function import Carried, Correlated, StepRule, own_state
 
@@ -411,7 +411,7 @@ class Trainer:
                         break
                 bar.update(step, carried.clip_norm, stretches)
                 if store is not None and step % every == 0 and step < plan.steps:
-                    line = sealed(line, digest_of(carried))
+                    line = line._replace(seal=digest_of(carried))
                     saved = now(session=program.session)
                     store.save(saved)
                 if callbacks:
@@ -438,7 +438,7 @@ class Trainer:
                 _whatever_fails(functools.partial(ledger.cut_off, plan, step))
             # With several processes no checkpoint is written: perhaps only one has the error, and none can write alone.
             if store is not None and alone and (session := program.session_after(error)) is not None:
-                line = sealed(line, digest_of(carried))
+                line = line._replace(seal=digest_of(carried))
                 with contextlib.suppress(InputError):
                     store.save(now(session=session))
                     say(f"cut off after step {step}; its checkpoint is written")
@@ -446,7 +446,7 @@ class Trainer:
         finally:
             looks.over()
         bar.close()
-        line = sealed(line, digest_of(carried))
+        line = line._replace(seal=digest_of(carried))
         last = now(stopped)
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # without `session`: no released step follows, so a resumed run has none to repeat

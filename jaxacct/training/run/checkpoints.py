@@ -23,7 +23,7 @@ from jaxacct.core.validation import InputError
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.run.state import History, document, from_document
 from jaxacct.training.sharding.placement import ALONE, Processes
-from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree, joined
+from jaxacct.training.step.key_derivation import Lineage, Root, digest_tree
 from jaxacct.training.step.models import LoRA, join_model, model_as_pytree, split_model
 from jaxacct.training.step.step_function import Carried
 
@@ -143,7 +143,7 @@ class Store:
         line = Lineage(**values | {"root": Root(values["root"])})
         # an old checkpoint has no names: two leaves of equal shape and dtype may be swapped; only the digest shows that
         alike = len({repr(kind) for _, *kind in own}) < len(own)
-        if "leaves" not in run and alike and joined(line, digest_of(carried)).chain != line.chain:
+        if "leaves" not in run and alike and digest_of(carried) != line.seal:
             raise InputError(
                 f"checkpoint {number} is of an earlier version, which kept no names, and of another model, "
                 "optimizer or mesh; go on with the ones that wrote it"

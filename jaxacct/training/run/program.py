@@ -84,8 +84,7 @@ class Program:
         form = key_derivation.digest(repr((type(self).__name__, self._where.describe())).encode())
         # `form` says how the data lie on devices; digests of data can be compared only if their forms are equal
         self._cut = form + data
-        kept = key_derivation.hidden(before, self._cut), self._cut  # earlier versions kept the digest itself
-        require_kept("data", before.pass_cut[:32] != form or before.pass_cut in kept)
+        require_kept("data", before.pass_cut[:32] != form or before.pass_cut == self._cut)
         if self.frozen is not None:  # the digest has only shapes and dtypes of the frozen arrays: add their values
             self._digest = key_derivation.digest(self._digest, self._where.digest(self.frozen.frozen))
         # the program's digest does not cover these two settings, whose noise is an argument of the program

@@ -165,12 +165,12 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
     found = store.load(number, like, digest_of)
     if state.step == 0 and not state.history.stretches and state.history.ledger is None:
         return found
-    same = state.lineage.root == found.lineage.root
-    if not state.lineage.root.known:  # a pickled state has no secret key, so compare the rest of its lineage
-        same = state.lineage[1:] == found.lineage[1:]
+    known, line = state.lineage.root.known, found.lineage
+    # a pickled state has no secret key; earlier versions pickled the rest of the lineage as it is
+    same = state.lineage.root == line.root if known else state.lineage[1:] in (line.hidden()[1:], line[1:])
     if not same:
         raise InputError(f"state of step {state.step} and the checkpoints are of two runs; use another folder")
-    if (state.step, state.lineage.chain) != (found.step, found.lineage.chain):
+    if known and (state.step, state.lineage.chain) != (found.step, line.chain):
         past = state.step > found.step
         what, remedy = ("past", "use another folder") if past else ("not", "give trainer.init(...) instead")
         raise InputError(f"state of step {state.step} is {what} the last checkpoint, {found.step}; {remedy}")

@@ -82,13 +82,29 @@ class Lineage(NamedTuple):
 
     root: Root
     chain: bytes  # a digest of the root and of all states, programs, data and settings of the run so far
-    seal: bytes  # a keyed digest of the state to which `chain` has led; b"" if nobody has computed this digest
+    seal: bytes  # a digest of the state to which `chain` has led; b"" if nobody has computed this digest
     pass_first: int  # the first step of the current pass over the data
     pass_chain: bytes  # the chain before step `pass_first`
-    pass_cut: bytes = b""  # `hidden` of the argument `cut` that `advance` got in the current pass
+    pass_cut: bytes = b""  # the argument `cut` that `advance` got in the current pass
+
+    def hidden(self) -> Lineage:
+        """Return what pickle writes. On plain digests, or on two links of the chain, anybody could try data out."""
+        if not self.root.known:
+            return self
+        own = digest(self.chain, self.seal, b"%d" % self.pass_first, self.pass_chain, self.pass_cut)
+        return Lineage(Root(), hmac.digest(self.root.key, b"pickled" + own, "sha256"), b"", self.pass_first, b"")
 
     def __repr__(self) -> str:
-        return f"Lineage(root={self.root}, chain={self.chain.hex()[:8]}...)"
+        return f"Lineage(root={self.root})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Lineage, tuple(self.hidden())
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Self:
+        return self
 
 
 class StepKey(NamedTuple):
@@ -106,21 +122,11 @@ def begin(root: bytes) -> Lineage:
     return Lineage(Root(root), digest(b"begin", root), b"", -1, b"")
 
 
-def hidden(lineage: Lineage, found: bytes) -> bytes:
-    """Return a digest whose last 32 bytes are keyed. Unlike the root, it is pickled: nobody must try data out on it."""
-    return found[:-32] + hmac.digest(lineage.root.key, b"hidden" + found[-32:], "sha256")
-
-
-def sealed(lineage: Lineage, state: bytes) -> Lineage:
-    """Return the lineage with the seal of the state to which it has led, given the digest of the state."""
-    return lineage._replace(seal=hidden(lineage, state))
-
-
-def joined(lineage: Lineage, state: bytes) -> Lineage:
-    """Return the lineage that led to a state, given the state's digest. A state of another origin extends the chain."""
-    if lineage.seal not in (hidden(lineage, state), state):  # earlier versions kept the digest itself
-        lineage = lineage._replace(chain=digest(lineage.chain, b"state", state), pass_first=-1)
-    return sealed(lineage, state)
+def joined(lineage: Lineage, seal: bytes) -> Lineage:
+    """Return the lineage extended by a state's digest `seal`, or unchanged if the lineage led to exactly this state."""
+    if seal == lineage.seal:
+        return lineage
+    return lineage._replace(chain=digest(lineage.chain, b"state", seal), seal=seal, pass_first=-1)
 
 
 def advance(
@@ -133,10 +139,8 @@ def advance(
     groups: int | None = None,  # the number of groups, or of batches in a fixed order
 ) -> tuple[Lineage, StepKey]:
     """Return the lineage after a step, and the step's keys.  All programs, data and settings so far decide `words`."""
-    if first >= 0:
-        if first != lineage.pass_first or lineage.pass_cut not in (hidden(lineage, cut), cut):
-            lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain)
-        lineage = lineage._replace(pass_cut=hidden(lineage, cut))
+    if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
+        lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
     chain = digest(lineage.chain, program, data, repr(settings).encode())
     lineage = lineage._replace(chain=chain, seal=b"")  # the old seal belongs to the state before this step
     secret = hmac.digest(lineage.root.key, b"step" + chain, "sha256")
