@@ -286,9 +286,6 @@ class Bounds:
             "holds the value; compare two brackets end by end"
         )
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
     __hash__ = object.__hash__
 
     def __bool__(self) -> bool:

@@ -60,12 +60,9 @@ def noise_words(key: Any, counter: Any, first: Any, second: Any) -> Any:
 
 def _round(_: Any, rows: tuple[Any, ...]) -> tuple[Any, ...]:
     """Apply a quarter round to each column, then exchange columns and diagonals. NumPy's arrays change in place."""
-    return tuple(_mirrored(row, order) for row, order in zip(_quarter_rounds(*rows), _MIRRORS, strict=True))
-
-
-def _mirrored(row: Any, order: np.ndarray) -> Any:
-    """Return `row[order]`. XLA's program for CPUs is faster with `stack`, NumPy without it."""
-    return row[order] if isinstance(row, np.ndarray) else jnp.stack([row[i] for i in order])
+    # XLA's program for CPUs is faster with `stack`, NumPy without it
+    mirrored = lambda row, order: row[order] if isinstance(row, np.ndarray) else jnp.stack([row[i] for i in order])
+    return tuple(map(mirrored, _quarter_rounds(*rows), _MIRRORS))
 
 
 def _quarter_rounds(a: Any, b: Any, c: Any, d: Any) -> tuple[Any, ...]:
@@ -116,8 +113,7 @@ def _fold_in(key: Any, data: Any) -> Any:
 def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
     """Return the keystream under a nonce of zeros, as numbers of `bit_width` bits; a 64-bit number takes two words."""
     count = math.prod(shape)
-    words = -(-count * bit_width // 32)
-    blocks = -(-words // 16)
+    blocks = -(-count * bit_width // 512)
     if blocks > 2**32:  # the block counter has 32 bits [RFC 8439], so more blocks would repeat the keystream
         raise InputError(f"{count} draws from one key must be <= 2**36 words; split the key first")
     if blocks > 48:  # a multiple of 16 blocks fills XLA's vectors and compiles in two thirds of the time
@@ -127,8 +123,7 @@ def _random_bits(key: Any, bit_width: int, shape: tuple[int, ...]) -> Any:
         return stream[:count].reshape(shape)
     if bit_width == 64:
         stream = stream.reshape(-1, 2)
-    narrow = jax.lax.bitcast_convert_type(stream, jnp.dtype(f"uint{bit_width}"))
-    return narrow.reshape(-1)[:count].reshape(shape)
+    return jax.lax.bitcast_convert_type(stream, jnp.dtype(f"uint{bit_width}")).reshape(-1)[:count].reshape(shape)
 
 
 CHACHA20 = define_prng_impl(

@@ -78,8 +78,7 @@ class Missing(type):
 @functools.cache
 def _missing(package: str, name: str, module: str) -> Missing:
     """Return the stand-in for a name that needs a missing module."""
-    words = {"__doc__": lacking(f"{package}.{name}", module), "__module__": package, "needs": module}
-    return Missing(name, (), words)
+    return Missing(name, (), {"__doc__": lacking(f"{package}.{name}", module), "__module__": package, "needs": module})
 
 
 def _hint(package: str, name: str, homes: Mapping[str, str]) -> str:

@@ -67,8 +67,7 @@ class Progress:
             self._redraw(line)
             return
         self.width = max(self.width, len(line))
-        text = f"\r{line:<{self.width}}" if self._terminal else f"{line}\n"
-        print(text, end="", file=sys.stderr, flush=True)
+        print(f"\r{line:<{self.width}}" if self._terminal else f"{line}\n", end="", file=sys.stderr, flush=True)
         if self._terminal:
             _open.append(self)
 

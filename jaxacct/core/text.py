@@ -25,9 +25,8 @@ def outward(value: float | Decimal, spec: str, up: bool) -> str:
     ('4.38', '4.37', '1.01e-05')
     """
     number = float(value)
-    text = format(number, spec)
     if not math.isfinite(number):
-        return text
+        return format(number, spec)
     exact, there, step = Decimal(value), number, math.ulp(number)
     unfilled = _FILL.sub("", spec)  # drops a fill such as "0": `_on_the_side` would take it for a digit
     while not _on_the_side(format(there, unfilled), exact, up):

@@ -223,8 +223,7 @@ def refuse_where(
     if np.any(bad):
         index = tuple(np.argwhere(bad)[0].tolist())
         value = float(np.broadcast_to(values, np.shape(bad))[index])
-        said = rest if isinstance(rest, str) else rest(index)
-        raise InputError(f"{_place(name, index)} = {written(value)} {said}")
+        raise InputError(f"{_place(name, index)} = {written(value)} {rest if isinstance(rest, str) else rest(index)}")
 
 
 def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, remedy: str) -> None:
@@ -304,8 +303,6 @@ def broadcast_shape(shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
 def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
     """Refuse tracers in the arguments of the public call `call`. The error proposes `traceable` for use inside jit."""
     for argument, value in arguments.items():
-        if not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value)):
-            continue
         for path, leaf in jax.tree_util.tree_flatten_with_path(value)[0]:
             if isinstance(leaf, Tracer):
                 field = jax.tree_util.keystr(path).lstrip(".") or argument
