@@ -108,9 +108,7 @@ def calibrate(
         "target_delta": check("target_delta", target_delta, DELTA_OR_ZERO),
     }
     if bracket is None:
-        bracket = _bracket(
-            mechanism, np.asarray(given["target_epsilon"]), np.asarray(given["target_delta"]), whole, chosen
-        )
+        bracket = _bracket(mechanism, given, whole, chosen)
     if not isinstance(bracket, tuple | list) or len(bracket) != 2:
         raise InputError(f"bracket = {bracket!r:.40} must be a pair (lowest, highest); give two positive values")
     rule = COUNT if whole else POSITIVE
@@ -129,10 +127,11 @@ def calibrate(
 
 
 def _bracket(
-    mechanism: Callable[[Any], Mechanism], epsilon: np.ndarray, delta: np.ndarray, whole: bool, chosen: Options
+    mechanism: Callable[[Any], Mechanism], targets: dict[str, Any], whole: bool, chosen: Options
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return each element's bracket: two powers of 10 around the solution, else the outermost values tried."""
-    shapes = {"target_epsilon": np.shape(epsilon), "target_delta": np.shape(delta)}
+    shapes = {name: np.shape(value) for name, value in targets.items()}
+    epsilon, delta = targets["target_epsilon"], targets["target_delta"]
     try:
         one = _made(mechanism, np.ones(broadcast_shape(shapes)))
     except InputError as error:

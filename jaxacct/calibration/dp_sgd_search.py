@@ -178,10 +178,8 @@ class Goal(NamedTuple):
     on_delta: bool = False  # whether delta is the target, instead of epsilon
 
     def take(self, rows: np.ndarray) -> Goal:
-        epsilon, delta, known, hint, near = jax.tree.map(
-            itemgetter(rows), (self.epsilon, self.delta, self.known, self.hint, self.near)
-        )
-        return self._replace(epsilon=epsilon, delta=delta, known=known, hint=hint, near=near)
+        columns = {name: getattr(self, name) for name in ("epsilon", "delta", "known", "hint", "near")}
+        return self._replace(**jax.tree.map(itemgetter(rows), columns))
 
     def run(self, rows: np.ndarray, values: np.ndarray) -> Mechanism:
         """Return the runs of some rows with these values of the unknown."""
@@ -207,10 +205,8 @@ def checked(
     wanted, others = ({name: flat[name] for name in some} for some in (target, known))
     size = int(np.prod(shape))
     epsilon, delta = (wanted.get(name, np.zeros(size)) for name in ("target_epsilon", "target_delta"))
-    on_delta = "target_epsilon" not in target
-    hint = no_hint(size)
-    goal = Goal(unknown, epsilon, delta, others, limits, chosen.relation, chosen.rtol, hint, on_delta=on_delta)
-    return goal, wanted, shape
+    settings = limits, chosen.relation, chosen.rtol, no_hint(size)
+    return Goal(unknown, epsilon, delta, others, *settings, on_delta="target_epsilon" not in target), wanted, shape
 
 
 def search_for(goal: Goal, evaluate: Any) -> Search:
@@ -291,8 +287,6 @@ def started(goal: Goal, rows: np.ndarray) -> Start:
     nothing = np.zeros(rows.size)
     x = by_central_limit(goal, known, mu) if goal.near is None else np.log(goal.near[rows])
     found, hint = Start(x, nothing, nothing.astype(bool)), no_hint(rows.size)
-    if rows.size == 0:
-        return found
     full = known.get("sampling_probability", np.zeros(rows.size)) == 1.0
     if full.any():
         exact = mu[full] if goal.on_delta else gaussian_mu(epsilon[full], goal.delta[rows[full]])
@@ -340,15 +334,13 @@ def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
 
 def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
     """Estimate x, the logarithm of the unknown, by the central limit theorem."""
-    with np.errstate(over="ignore", divide="ignore"):
-        if goal.unknown == "noise_multiplier":
-            x = -0.5 * np.log(np.log1p(mu**2 / (known["sampling_probability"] ** 2 * known["steps"])))
-        elif goal.unknown == "steps":
-            growth = np.expm1(np.minimum(known["noise_multiplier"] ** -2.0, 500.0))
-            x = np.log(mu**2 / (known["sampling_probability"] ** 2 * growth))
-        else:
-            growth = np.expm1(np.minimum(known["noise_multiplier"] ** -2.0, 500.0))
-            x = np.log(mu) - 0.5 * np.log(known["steps"] * growth)
+    growth = np.expm1(np.minimum(known.get("noise_multiplier", 1.0) ** -2.0, 500.0))
+    if goal.unknown == "noise_multiplier":
+        x = -0.5 * np.log(np.log1p(mu**2 / (known["sampling_probability"] ** 2 * known["steps"])))
+    elif goal.unknown == "steps":
+        x = np.log(mu**2 / (known["sampling_probability"] ** 2 * growth))
+    else:
+        x = np.log(mu) - 0.5 * np.log(known["steps"] * growth)
     return np.clip(x, *np.log(goal.limits))
 
 
@@ -410,8 +402,7 @@ def _split(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint) ->
             static = {"points": rung.points, "count": rung.nodes}
             part = jax.tree.map(itemgetter(todo), equation)
             arguments = (*part[:3], found.x[todo], slope[todo], *part[3:])
-            leaves = evaluate(calibration.solve_split, arguments, todo.size, rung.chunk, **static)
-            new = calibration.Solved(*leaves)
+            new = calibration.Solved(*evaluate(calibration.solve_split, arguments, todo.size, rung.chunk, **static))
             usable = np.isfinite(new.x) & np.isfinite(new.residual)
             fits = (new.needs[:, 1] <= NEARLY * rung.nodes) & usable
             found.x[todo] = np.where(usable, np.clip(new.x, low, high), found.x[todo])

@@ -47,7 +47,7 @@ from jaxacct.calibration.dp_sgd_search import (
 from jaxacct.calibration.search import AIM, CLAIMED, BestValues, Start, beside, certified_search, conclude, least_apart
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF
-from jaxacct.core.validation import InputError, require_taken_out
+from jaxacct.core.validation import refuse_where, require_taken_out
 from jaxacct.engines.backend import evaluate, job
 from jaxacct.engines.contour import no_hint
 from jaxacct.engines.protocol import Answer, MechanismQuestion
@@ -71,8 +71,7 @@ def calibrated_to_risk(
     with job(goal.epsilon.size, backend):
         found, ends, epsilon = by_name.get(name, _to_rate)(goal, name, flat, shape)
     # a value is withdrawn unless the upper bound of its risk is at most the target
-    claimed = np.isin(found.status, CLAIMED)
-    found.fail(np.flatnonzero(claimed & ~(ends[2] <= flat[name])), INFEASIBLE[goal.unknown])
+    found.fail(np.flatnonzero(np.isin(found.status, CLAIMED) & ~(ends[2] <= flat[name])), INFEASIBLE[goal.unknown])
     ok = np.isin(found.status, CLAIMED)
     ends, epsilon = np.where(ok, ends, np.nan), np.where(ok, epsilon, np.nan).reshape(shape)
     words = (np.where(ok, found.word, found.status), found.engine)
@@ -106,8 +105,7 @@ def _value_for(goal: Goal, solved: RateSolve | None = None) -> BestValues:
         run = goal.run(rows, values)
         return by_parts(MechanismQuestion("delta", run, goal.epsilon[rows], goal.relation, effort, hint=hint))
 
-    search = search_for(goal, evaluate_delta)
-    return certified_search(search._replace(target=goal.delta, scale=room(goal.delta)), start)
+    return certified_search(search_for(goal, evaluate_delta)._replace(target=goal.delta, scale=room(goal.delta)), start)
 
 
 def _to_advantage(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
@@ -140,13 +138,10 @@ def _together(pieces: list[tuple[np.ndarray, BestValues]]) -> BestValues:
 
 def _require_above(name: str, value: np.ndarray, least: str, floor: np.ndarray, shape: tuple[int, ...]) -> None:
     """Raise InputError where a target is at most `floor`, the risk of an attacker who sees no output."""
-    low = np.flatnonzero(~(value > floor))
-    if low.size:
-        index = f"[{', '.join(map(str, np.unravel_index(low[0], shape)))}]" if shape else ""
-        raise InputError(
-            f"{name}{index} = {value[low[0]]:g} must be above {least} = {floor[low[0]]:g}, the risk without output; "
-            f"use a larger {name.replace('_', ' ')}"
-        )
+    value, floor = value.reshape(shape), floor.reshape(shape)
+    remedy = f"the risk without output; use a larger {name.replace('_', ' ')}"
+    said = lambda index: f"must be above {least} = {floor[index]:g}, {remedy}"
+    refuse_where(~(value > floor), name, value, said, "{:g}".format)
 
 
 def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int, ...]) -> Risk:
@@ -346,8 +341,7 @@ def _by_contour(
         good &= inside
         # `off` is the last step of x; if it is not below 1e-4, only the eps is kept, and the noise is solved for again
         close = good & fits & (np.abs(off) < 1e-4) & (slope < 0.0)
-        wanted = np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need)
-        following = np.maximum(wanted, step + 1)
+        following = np.maximum(np.searchsorted([NEARLY * each.nodes for each in PLAIN_FOR_DELTA[:-1]], need), step + 1)
         # With `guess`, a row that needs at most 8 times the first attempt's nodes keeps this result, and skips the last
         # attempt, which is usually less close.
         kept = good | ((guess and step == 0) & inside & (slope < 0.0) & (need <= 8.0 * rung.nodes))
@@ -443,8 +437,7 @@ def _to_mu(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[int,
         return Bounds(ends[0], ends[1], ends[2], "certified", status, "tradeoff")
 
     search = search_for(goal, evaluate_mu)._replace(target=wanted)
-    take = lambda rows: Start(first.x[rows], first.slope[rows], first.solved[rows])
-    found = certified_search(search, take)
+    found = certified_search(search, lambda rows: Start(*(column[rows] for column in first)))
     return found, np.stack([found.lower, found.estimate, found.upper]), epsilon
 
 

@@ -313,8 +313,7 @@ def _values(search: Search, rows: np.ndarray, x: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         values = np.clip(np.exp(x), low, high)
     values = np.where(np.abs(x - np.log(low)) < AT_LIMIT, low, values)
-    values = np.where(np.abs(x - np.log(high)) < AT_LIMIT, high, values)
-    return values
+    return np.where(np.abs(x - np.log(high)) < AT_LIMIT, high, values)
 
 
 def _secant(
@@ -411,8 +410,7 @@ def _whole_numbers(search: Search, found: BestValues, rows: np.ndarray, start: n
         fails_at[here] = np.where(good, fails_at[here], n[here])
         holds_excess[here] = np.where(good, np.maximum(excess, -LARGEST_EXCESS), holds_excess[here])
         fails_excess[here] = np.where(good, fails_excess[here], np.fmin(excess, LARGEST_EXCESS))
-        adjacent = np.abs(fails_at - holds_at) <= 1.0
-        active &= ~adjacent
+        active &= ~(np.abs(fails_at - holds_at) <= 1.0)
         active[here[at_limit | never]] = False
         bracketed = np.isfinite(fails_at) & np.isfinite(holds_at)
         outwards = np.where(np.isfinite(holds_at), holds_at + bolder * stride, fails_at - bolder * stride)
