@@ -15,6 +15,7 @@ from jaxacct.sweeps.run import LARGEST_BLOCK, SMALLEST_BLOCK, lay_out
 
 GRID = {"noise_multiplier": [2.0, 4.0, 8.0], "sampling_probability": 1.0, "steps": [1, 4, 9], "delta": 1e-5}
 """Gaussian throughout: answered by a formula, so nothing is compiled."""
+ACCURACY = {"relation": "add_or_remove_one", "engine": "auto", "rtol": 1e-4, "backend": "auto"}
 
 
 def mixed():
@@ -96,7 +97,7 @@ def test_a_slice_needs_a_result_to_be_part_of():
 
 
 def test_blocks_hold_one_quantity_and_cover_the_grid_once():
-    work = lay_out(mixed(), "product", None, "add_or_remove_one", "auto", 1e-4, "auto", 2, None)
+    work = lay_out(mixed(), "product", None, 2, None, **ACCURACY)
     assert sorted(np.concatenate(work.blocks)) == list(range(6))
     for rows in work.blocks:
         assert rows.size <= 2 and len(set(work.grid.quantity[rows])) == 1
@@ -105,7 +106,7 @@ def test_blocks_hold_one_quantity_and_cover_the_grid_once():
 @pytest.mark.parametrize(("rows", "block"), [(1, SMALLEST_BLOCK), (10_000, 1024), (70_000, LARGEST_BLOCK)])
 def test_the_size_of_a_block_follows_from_that_of_the_grid(rows, block):
     grid = {**GRID, "steps": 1, "noise_multiplier": np.linspace(1, 2, rows)}
-    work = lay_out(grid, "product", None, "add_or_remove_one", "auto", 1e-4, "auto", None, None)
+    work = lay_out(grid, "product", None, None, None, **ACCURACY)
     assert work.block == block and sum(rows.size for rows in work.blocks) == rows
 
 

@@ -489,8 +489,7 @@ def grid_of_records(
     for row, record in enumerate(rows):
         if quantity is not None:
             record.setdefault("quantity", quantity)
-        pattern = (record.get("quantity"), *(field for field in record if field in INPUTS))
-        patterns.setdefault(pattern, []).append(row)
+        patterns.setdefault((record.get("quantity"), *(field for field in record if field in INPUTS)), []).append(row)
     order = np.concatenate([np.asarray(group) for group in patterns.values()])
     groups = [_group([rows[row] for row in group], [places[row] for row in group]) for group in patterns.values()]
     grid = concatenate(groups).take(np.argsort(order))

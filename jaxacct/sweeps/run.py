@@ -127,7 +127,7 @@ def sweep(
     path = None if out is None else tables.out_path(out)
     if path is not None and resume and block is None:
         block = kept_block(path, slice_of(shard))
-    work = lay_out(grid, mode, quantity, relation, engine, rtol, backend, block, shard)
+    work = lay_out(grid, mode, quantity, block, shard, relation=relation, engine=engine, rtol=rtol, backend=backend)
     if work.grid.beside and work.shard[1] > 1:
         raise InputError(
             f"column {next(iter(work.grid.beside))!r} is no input, and slices do not keep such columns; "
@@ -317,20 +317,10 @@ class Plan:
     memory_bytes: int
 
 
-def lay_out(
-    grid: Mapping[str, Any] | Sequence[Mapping[str, Any]] | Grid | str | os.PathLike[str] | Any,
-    mode: str,
-    quantity: str | None,
-    relation: str | None,
-    engine: str,
-    rtol: float,
-    backend: str,
-    block: int | None,
-    shard: str | None,
-) -> Work:
-    """Return the `Work` of a sweep with these arguments; refuse invalid ones."""
+def lay_out(grid: Any, mode: str, quantity: str | None, block: int | None, shard: str | None, **asked: Any) -> Work:
+    """Return the `Work` of a sweep with these arguments (`asked` are those of `settings`); refuse invalid ones."""
     configurations = _configurations(grid, mode, quantity)
-    chosen = settings(configurations, relation, engine, rtol, backend)
+    chosen = settings(configurations, **asked)
     if block is None:
         sixteenth = 1 << math.ceil(math.log2(max(len(configurations) / 16, 1)))
         block = min(max(sixteenth, SMALLEST_BLOCK), LARGEST_BLOCK)
@@ -372,15 +362,13 @@ def plan(
     >>> p.configurations, p.quantities, p.blocks, p.sample
     (4, {'epsilon': 4}, 1, 4)
     """
-    work = lay_out(grid, mode, quantity, relation, engine, rtol, backend, block, shard)
-    count = {
-        word: int(np.sum(work.grid.quantity == word)) for word in tables.solved_for({"quantity": work.grid.quantity})
-    }
-    mine = work.rows
+    work = lay_out(grid, mode, quantity, block, shard, relation=relation, engine=engine, rtol=rtol, backend=backend)
+    asked, mine = work.grid.quantity, work.rows
+    count = {word: int(np.sum(asked == word)) for word in tables.solved_for({"quantity": asked})}
     seconds = first = 0.0
     sampled = 0
     for word in count:
-        rows = mine[work.grid.quantity[mine] == word]
+        rows = mine[asked[mine] == word]
         if rows.size == 0:
             continue
         sample = rows[np.linspace(0, rows.size - 1, min(rows.size, 256)).astype(int)]

@@ -145,8 +145,7 @@ def _rows(columns: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.n
 def _joined(pieces: Sequence[tuple[np.ndarray, Mapping[str, Any]]]) -> dict[str, Any]:
     """Return the columns of all rows, from pairs (numbers of some rows, columns of these rows)."""
     order = np.argsort(np.concatenate([np.ravel(rows) for rows, _ in pieces]))
-    names = pieces[0][1]
-    return {name: np.concatenate([np.ravel(found[name]) for _, found in pieces])[order] for name in names}
+    return {name: np.concatenate([np.ravel(found[name]) for _, found in pieces])[order] for name in pieces[0][1]}
 
 
 def columns_of(bounds: Bounds) -> dict[str, Any]:
