@@ -127,8 +127,7 @@ def ledger(options: argparse.Namespace) -> int:
         if len(runs) == 1:
             raise
         together = {"lower": None, "estimate": None, "upper": None, "kind": None, "status": str(error)}
-    content = {"ledger": options.ledger, "delta": at, "runs": runs, **together}
-    return output.report(content, _ledger_text, options)
+    return output.report({"ledger": options.ledger, "delta": at, "runs": runs, **together}, _ledger_text, options)
 
 
 def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.accounting import account
+from jaxacct.calibration.dp_sgd_search import ORDER as CALIBRATED
 from jaxacct.calibration.dp_sgd_search import TARGETS
 from jaxacct.cli import output
 from jaxacct.cli.arguments import CONFIGURATION, QUESTION
@@ -36,8 +37,6 @@ from jaxacct.sweeps.solve import (
 )
 from jaxacct.sweeps.table import ENDINGS
 
-CALIBRATED = ("noise_multiplier", "sampling_probability", "steps")
-"""Parameters for which a calibration can solve."""
 REFUTED, UNDECIDED = 3, 4
 """Exit statuses of a verification: REFUTED if a bracket is refuted, else UNDECIDED if a bracket is undecided."""
 SECONDS = 60.0
@@ -73,8 +72,7 @@ def run(options: argparse.Namespace) -> int:
     risks = {word.removeprefix("target_"): word for word in TARGETS} if options.command == "calibrate" else {}
     given = _fields(options, (*CONFIGURATION, *QUESTION[options.command]))
     fields = {risks.get(name, name): value for name, value in given.items()}
-    quantity = None if options.command == "calibrate" else options.command
-    grid = expand(fields, mode="zip", quantity=quantity)
+    grid = expand(fields, mode="zip", quantity=None if options.command == "calibrate" else options.command)
     if options.command == "calibrate" and str(grid.quantity[0]) not in CALIBRATED:
         raise InputError(f"{' and '.join(CALIBRATED)} are all given; leave out the one to be solved for")
     engine = getattr(options, "engine", "auto")
@@ -104,9 +102,8 @@ def _of_mechanism(options: argparse.Namespace) -> int:
     columns = {name: np.broadcast_to(np.asarray(word), shape).ravel() for name, word in words.items()}
     table = Table({n: column.astype(object) if column.dtype.kind == "U" else column for n, column in columns.items()})
     own = np.broadcast_to(np.arange(math.prod(own_shape)).reshape(own_shape), shape).ravel()
-    return _print_answer(
-        table, bool(shape), options, lambda row: element(mechanism, np.unravel_index(own[row], own_shape))
-    )
+    one = lambda row: element(mechanism, np.unravel_index(own[row], own_shape))
+    return _print_answer(table, bool(shape), options, one)
 
 
 def _print_answer(table: Table, batch: bool, options: argparse.Namespace, mechanism: Run | None = None) -> int:
