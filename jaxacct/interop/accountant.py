@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from dp_accounting import dp_event, privacy_accountant
+from scipy.special import ndtri
 
 from jaxacct.accounting.account import delta as certified_delta
 from jaxacct.accounting.account import epsilon as certified_epsilon
@@ -38,8 +39,6 @@ _RELATIONS = {
     privacy_accountant.NeighboringRelation.REPLACE_ONE: "replace_one",
     privacy_accountant.NeighboringRelation.REPLACE_SPECIAL: "zero_out",
 }
-
-
 _TREE = "SingleEpochTreeAggregationDpEvent"
 
 
@@ -106,9 +105,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             return math.inf
         if target == 1.0:
             return 0.0
-        asked = self._asked()
         try:
-            found = certified_epsilon(asked, target, relation=self._relation)
+            found = certified_epsilon(self._asked(), target, relation=self._relation)
         except UnboundedLossError:  # raised only at a delta of 0, where epsilon is infinite
             return math.inf
         low, high = float(found.lower), float(found.upper)
@@ -159,10 +157,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             return math.inf
         if false_positive_rates is None:
             return float(profile(self._asked(), relation=self._relation).gdp_mu().upper)
-        from scipy import special  # imported here, since the import is slow
-
         rates = np.atleast_1d(check("false_positive_rates", false_positive_rates, OPEN_PROBABILITY))
-        reached, free = special.ndtri(self.get_true_positive_rates(rates)), special.ndtri(rates)
+        reached, free = ndtri(self.get_true_positive_rates(rates)), ndtri(rates)
         return max(float(np.max(reached - free + 64.0 * ROUNDOFF * (1.0 + np.abs(free)))), 0.0)
 
     def compose(self, event: dp_event.DpEvent, count: int = 1) -> CertifiedAccountant:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 import numpy as np
 
 from jaxacct.core.keywords import nearest
-from jaxacct.core.validation import InputError, refuse_tracers
+from jaxacct.core.validation import LARGEST_COUNT, InputError, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
 
 LONGEST = 10_000
@@ -49,8 +49,6 @@ NAMES_SHOWN = 12
 """Largest number of class names in an error message."""
 MAX_WORD = 64
 """Largest number of characters of a field that holds a word, such as the name of a noise."""
-MAX_INTEGER = 2**53
-"""Largest integer: float64 holds all integers up to this one."""
 MAX_INTEGER_CHARACTERS = 17
 """Largest number of characters of an integer with its sign. A longer text is refused before it is converted."""
 
@@ -207,8 +205,7 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
         elif field.name in cls.constraints:
             out[field.name] = _encode_numbers(value)
         elif isinstance(value, tuple):
-            items = enumerate(value)
-            out[field.name] = [_encode(item, f"{here}[{i}]", depth + 1, count, every) for i, item in items]
+            out[field.name] = [_encode(item, f"{here}[{i}]", depth + 1, count, every) for i, item in enumerate(value)]
         elif laws().get(type(value).__name__) is type(value):
             numbers = {name: _encode_numbers(getattr(value, name)) for name in value.constraints}
             out[field.name] = {"type": type(value).__name__, **numbers}
@@ -247,8 +244,7 @@ def _decode(node: Any, path: str, depth: int, count: Iterator[int]) -> Mechanism
         elif field.metadata.get("static"):
             values[field_name] = (_decode_strategy if isinstance(value, _Object) else _static)(value, here)
         elif isinstance(value, list):
-            items = enumerate(value)
-            values[field_name] = tuple(_decode(item, f"{here}[{i}]", depth + 1, count) for i, item in items)
+            values[field_name] = tuple(_decode(item, f"{here}[{i}]", depth + 1, count) for i, item in enumerate(value))
         elif field_name == "law":
             values[field_name] = _decode_law(value, here)
         else:
@@ -305,8 +301,7 @@ def _decode_numbers(value: Any, path: str) -> Any:
     good = isinstance(shape, list) and 0 < len(shape) <= MAX_AXES
     if not good or not all(type(n) is int and 0 <= n <= MAX_BATCH for n in shape) or math.prod(shape) != len(values):
         _refuse(f"{path}.shape", f"must be 1 to {MAX_AXES} lengths whose product is {len(values)}", shape)
-    numbers = [_number(item, f"{path}.values[{i}]") for i, item in enumerate(values)]
-    return np.array(numbers, np.float64).reshape(shape)
+    return np.array([_number(item, f"{path}.values[{i}]") for i, item in enumerate(values)], np.float64).reshape(shape)
 
 
 def _number(value: Any, path: str) -> int | float:
@@ -349,7 +344,7 @@ def _check_batch(mechanism: Mechanism) -> None:
 
 
 def _integer(text: str) -> Any:
-    if len(text) > MAX_INTEGER_CHARACTERS or abs(int(text)) > MAX_INTEGER:
+    if len(text) > MAX_INTEGER_CHARACTERS or abs(int(text)) > LARGEST_COUNT:
         return _Refused(f"the integer {text:.20}{'...' * (len(text) > 20)} is beyond 2**53")
     return int(text)
 

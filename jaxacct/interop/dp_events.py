@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import numpy as np
 from dp_accounting import dp_event
 
-from jaxacct.core.validation import COUNT, InputError, check, refuse_tracers
+from jaxacct.core.validation import COUNT, LARGEST_COUNT, InputError, check, refuse_tracers
 from jaxacct.mechanisms import (
     ZCDP,
     ApproximateDP,
@@ -43,8 +43,6 @@ from jaxacct.selection import Law, Poisson, Selection, TruncatedNegativeBinomial
 
 MAX_SENSITIVITIES = 1000
 """Largest number of elements of an event's field that is a list."""
-LARGEST_WHOLE = 2**53
-"""Largest whole number: float64 holds all whole numbers up to this one."""
 MAX_DEPTH = 64
 """Largest number of levels of nested events. An event that contains itself exceeds this limit and is refused."""
 MAX_EVENTS = 2**15
@@ -99,8 +97,7 @@ def _discrete_gaussian(event: Any, path: str) -> Mechanism | None:
         sigma, moved = (finite(event, name, path) for name in ("sigma", "sensitivity"))
         if moved == 0 or sigma == 0:
             return PureDP(0.0) if moved == 0 else None
-        rho = Fraction(moved) ** 2 / (2 * Fraction(sigma) ** 2)
-        return checked(event, path, lambda: ZCDP(rounded(rho, math.inf)))
+        return checked(event, path, lambda: ZCDP(rounded(Fraction(moved) ** 2 / (2 * Fraction(sigma) ** 2), math.inf)))
     if moved == 0:
         return PureDP(0.0)
     whole(event, "sensitivity", path, 1)
@@ -399,11 +396,11 @@ def numbers(event: Any, name: str, path: str) -> list[float]:
     return [_plain(event, f"{name}[{i}]", value, path) for i, value in enumerate(values)]
 
 
-def whole(event: Any, name: str, path: str, least: int, most: int = LARGEST_WHOLE) -> int:
+def whole(event: Any, name: str, path: str, least: int, most: int = LARGEST_COUNT) -> int:
     """Return a field, which must be a whole number from `least` to `most`."""
     value = number(event, name, path)
     if not least <= value <= most or value != int(value):
-        largest = "2**53" if most == LARGEST_WHOLE else str(most)
+        largest = "2**53" if most == LARGEST_COUNT else str(most)
         refuse(event, path, f"{name} = {value!r:.30} must be a whole number from {least} to {largest}; use an integer")
     return int(value)
 
@@ -543,6 +540,6 @@ def _named(mechanism: Mechanism) -> tuple[str, dict[str, Any]]:
 def _sizes(ratio: float) -> tuple[int, int]:
     """Return the sizes of a sample and a data set whose ratio, rounded up, is `ratio`."""
     for exact in (Fraction(ratio).limit_denominator(10**6), Fraction(ratio)):
-        if exact.denominator <= LARGEST_WHOLE and rounded(exact, 1.0) == ratio:
+        if exact.denominator <= LARGEST_COUNT and rounded(exact, 1.0) == ratio:
             return exact.numerator, exact.denominator
     raise InputError(f"sampling_ratio = {ratio!r} is no ratio of whole numbers up to 2**53; use a larger one")

@@ -174,8 +174,7 @@ class SparseVector:
         count = whole("queries", queries)
         if half < 0 or count < 1:
             raise InputError(f"alpha = {alpha!r} must be >= 0 and queries = {count} >= 1; use a larger alpha or count")
-        bound = _tail(half, self.threshold_scale) + count * _tail(half, self.query_scale)
-        return min(1.0, bound * (1 + 1e-12))
+        return min(1.0, (_tail(half, self.threshold_scale) + count * _tail(half, self.query_scale)) * (1 + 1e-12))
 
     def accuracy(self, beta: ArrayLike, queries: int) -> int:
         """Return the smallest even alpha >= 2 for which `failure(alpha, queries)` is at most `beta`.
