@@ -133,8 +133,7 @@ class Profile:
         f = _tradeoff(self, fpr)
         if _is_exact(self):
             return f
-        high = np.clip(1.0 - fpr + 1e-16, f.lower, 1.0)
-        return Bounds(f.lower, f.lower, high, f.kind, f.status, f.engine)
+        return Bounds(f.lower, f.lower, np.clip(1.0 - fpr + 1e-16, f.lower, 1.0), f.kind, f.status, f.engine)
 
     def renyi(self, order: ArrayLike) -> Bounds:
         """Return certified bounds of the Rényi divergence of order `order` > 0, from `renyi_divergence`."""
@@ -218,8 +217,7 @@ class Profile:
     def gaussian_readings(self, above_fpr: ArrayLike, regret: bool = True) -> tuple[Bounds, Bounds]:
         """Return (`gdp_mu`, `gdp_regret`), or (`gdp_mu`, `gdp_mu`) if `regret` is False."""
         # For add_one or remove_one, fit the f of add_or_remove_one. That f is its own inverse, and has the same mu.
-        one_sided = self.relation in ("add_one", "remove_one")
-        both = replace(self, relation="add_or_remove_one") if one_sided else self
+        both = replace(self, relation="add_or_remove_one") if self.relation in REVERSED else self
         shape, rows, floor = on_batch(self.mechanism, "above_fpr", check("above_fpr", above_fpr, FLOOR))
         kind = self.mechanism.kind_of_bracket(both.relation)
         exact = _mu_of_gaussians(both)[rows] if kind == "certified" else np.full(rows.size, np.nan)
@@ -364,8 +362,7 @@ class Profile:
         return markup.fields("Profile", [*pairs, ("batch shape", batch)], note, code=("mechanism",))
 
     def _settings(self) -> dict[str, Any]:
-        names = ("engine", "rtol", "memory_bytes", "backend")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("engine", "rtol", "memory_bytes", "backend")}
 
     def _one_direction(self, direction: str) -> Profile:
         if self.mechanism.symmetric():
@@ -575,9 +572,8 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
     # then x <= log 2 + y, where the reverse direction's delta at y is (1 - a)/2. The 1.7 below is log 2 plus a margin.
     farthest = reached(profile.relation, 1e-10)
     highest, lowest = min(farthest, -np.log(least)), min(farthest, 20.0 - np.log1p(-most))
-    if inner.size > 1:  # for a single rate `back` takes more time than the shorter grid saves
-        back = reached(REVERSED.get(profile.relation, profile.relation), 0.45 * (1.0 - most)) + 1.7
-        lowest = min(lowest, back)
+    if inner.size > 1:  # for a single rate this takes more time than the shorter grid saves
+        lowest = min(lowest, reached(REVERSED.get(profile.relation, profile.relation), 0.45 * (1.0 - most)) + 1.7)
     epsilon = np.linspace(-max(lowest, 1e-6), max(highest, 1e-6), 65)
     if inner.size < fpr.size:
         epsilon = np.union1d(epsilon, farthest)
@@ -602,8 +598,7 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         near = near[(near > 0) & (near < x.size - 1)]
         if not near.size:
             break
-        parts = np.arange(1, 5) / 5
-        epsilon = (np.log(x[near]) + parts[:, None] * np.log(x[near + 1] / x[near])).ravel()
+        epsilon = (np.log(x[near]) + np.arange(1, 5)[:, None] / 5 * np.log(x[near + 1] / x[near])).ravel()
         x, below, above = map(np.append, (x, below, above), ends(epsilon))
         order = np.argsort(x)
         x, below, above = x[order], below[order], above[order]
@@ -640,8 +635,7 @@ def log_characteristic(parts: Components, row: int, t: np.ndarray) -> np.ndarray
     """Return `log E_P[e^{itL} ; L < inf]` of configuration `row` at frequencies t (T,), up to multiples of 2 pi i."""
     z = 1j * np.asarray(t, np.float64)
     value = parts.mu2[row] * z * (z + 1.0) / 2.0
-    removing = parts.sign[row] > 0
-    power = z + 1.0 if removing else -z
+    power = z + 1.0 if parts.sign[row] > 0 else -z
     for sigma, q, n in zip(parts.gauss_sigma[row], parts.gauss_q[row], parts.gauss_n[row], strict=True):
         if n > 0:
             value = value + n * np.log(_sampled_gaussian(float(sigma), float(q), power))
@@ -666,8 +660,7 @@ def _sampled_gaussian(sigma: float, q: float, power: np.ndarray) -> np.ndarray:
     step = 2.0 * np.pi / (fastest + 40.0 / height + 0.5 * height)
     u = np.arange(-9.0, 9.0 + 1.0 / sigma + step, step)
     loss = log_mixture(u / sigma - 0.5 / sigma**2, np.asarray(q))
-    weight = step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * u**2)
-    return integrate(power, loss, weight)
+    return integrate(power, loss, step / np.sqrt(2.0 * np.pi) * np.exp(-0.5 * u**2))
 
 
 def _sampled_laplace(b: float, q: float, power: np.ndarray) -> np.ndarray:

@@ -330,37 +330,33 @@ def _divergence(parts: Components, order: np.ndarray) -> Interval:
     used = np.maximum(order, LEAST_ORDER)
     at_one = (order >= 1.0) & (order < 1.0 + NEAR_ONE)
     c = np.where(at_one, NEAR_ONE, used - 1.0)
-    with np.errstate(over="ignore", invalid="ignore"):
-        moments = log_moments(parts, c)
-        first, second = moments.low / c, moments.high / c
-        lost = np.isnan(first) | np.isnan(second)  # True where c (c + 1) overflows, so that the moments are NaN
-        if lost.any():
-            least = log_moments(parts.take(lost), np.full(int(lost.sum()), MOST_ORDER)).low / MOST_ORDER
-            first[lost] = np.nan_to_num(least, nan=0.0)
-            second[lost] = np.inf
+    moments = log_moments(parts, c)
+    first, second = moments.low / c, moments.high / c
+    lost = np.isnan(first) | np.isnan(second)  # True where c (c + 1) overflows, so that the moments are NaN
+    if lost.any():
+        least = log_moments(parts.take(lost), np.full(int(lost.sum()), MOST_ORDER)).low / MOST_ORDER
+        first[lost] = np.nan_to_num(least, nan=0.0)
+        second[lost] = np.inf
     low, high = np.minimum(first, second), np.maximum(first, second)
     if at_one.any():
-        below = log_moments(parts.take(at_one), np.full(int(at_one.sum()), -NEAR_ONE))
-        low[at_one] = below.high / -NEAR_ONE
+        low[at_one] = log_moments(parts.take(at_one), np.full(int(at_one.sum()), -NEAR_ONE)).high / -NEAR_ONE
     # Near order 0 the divergence is about proportional to the order. So the rounding of `order - 1` changes it by a
     # relative error of about ROUNDOFF/order.
     slack = 4.0 * ROUNDOFF * (1.0 + 1.0 / used)
     low, high = low - slack * np.abs(low), high + slack * np.abs(high)
     low = np.where(order < used, 0.0, low)
-    with np.errstate(over="ignore"):
-        unsampled = (order * _limit(parts) + _largest_bounded(parts)) * (1.0 + 1e-12)
+    unsampled = (order * _limit(parts) + _largest_bounded(parts)) * (1.0 + 1e-12)
     high = np.where(np.isfinite(high) | (order < 1.0), high, unsampled)
     leaks, cut = (x & (order >= 1.0) for x in _leaks(parts))
     return Interval(np.where(leaks, np.inf, low), np.where(leaks | cut, np.inf, high))
 
 
-@np.errstate(over="ignore", invalid="ignore")
+@np.errstate(over="ignore", invalid="ignore", divide="ignore")
 def _largest_ratio(parts: Components) -> Interval:
     """Bracket sup R_alpha/alpha over alpha > 1. It equals `sup_{c > 0} K(c)/(c (c + 1))`, where K(c) = c R_{1+c}."""
     size, grid = parts.mu2.size, _GRID
     rows, orders = np.repeat(np.arange(size), grid.size), np.tile(grid, size)
-    moments = log_moments(parts.take(rows), orders)
-    k_low, k_high = (x.reshape(size, grid.size) for x in moments)
+    k_low, k_high = (x.reshape(size, grid.size) for x in log_moments(parts.take(rows), orders))
     limit = _limit(parts)
     ratio = grid * (grid + 1.0)
     low = np.maximum(np.max(k_low / ratio, axis=1), limit * (1.0 - 8.0 * ROUNDOFF))
@@ -368,14 +364,12 @@ def _largest_ratio(parts: Components) -> Interval:
     first = k_high[:, 0] / grid[0]
     # K lies below its chords A + B c, and (A + B c)/(c (c + 1)) is largest at an end or where B c^2 + 2 A c + A = 0.
     slope = (k_high[:, 1:] - k_high[:, :-1]) / np.diff(grid)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        intercept = np.minimum(k_high[:, :-1] - slope * grid[:-1], 0.0)
-        turn = (-intercept + np.sqrt(intercept**2 - intercept * slope)) / slope
-        inside = (turn > grid[:-1]) & (turn < grid[1:])
-        peak = np.where(inside, (intercept + slope * turn) / (turn * (turn + 1.0)), 0.0)
+    intercept = np.minimum(k_high[:, :-1] - slope * grid[:-1], 0.0)
+    turn = (-intercept + np.sqrt(intercept**2 - intercept * slope)) / slope
+    inside = (turn > grid[:-1]) & (turn < grid[1:])
+    peak = np.where(inside, (intercept + slope * turn) / (turn * (turn + 1.0)), 0.0)
     cells = np.maximum(np.max(k_high / ratio, axis=1), np.max(np.nan_to_num(peak, nan=np.inf), axis=1))
-    beyond = limit + _largest_bounded(parts) / (1.0 + grid[-1])
-    high = np.maximum(np.maximum(first, cells), beyond)
+    high = np.maximum(np.maximum(first, cells), limit + _largest_bounded(parts) / (1.0 + grid[-1]))
     finite = parts.finite_n > 0
     # The last finite part may represent a zCDP guarantee. Then `limit + xi` already bounds R_alpha/alpha of this part.
     finite[:, -1:] &= ~parts.guaranteed()[:, None]

@@ -10,7 +10,7 @@ import numpy as np
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.files import optional_package
-from jaxacct.core.text import exact, outward, percent, plain_percent, unusual
+from jaxacct.core.text import aligned, exact, outward, percent, plain_percent, unusual
 from jaxacct.core.types import ArrayLike, Foreign
 from jaxacct.core.validation import FLOOR, OPEN_PROBABILITY, check, check_one, refuse_tracers
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -172,9 +172,7 @@ class RiskTable:
         return found
 
     def __repr__(self) -> str:
-        lines = [_HEAD, *self._cells()]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        text = ("  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines)
+        text = aligned([_HEAD, *self._cells()], left=range(len(_HEAD)))
         head = [f"RiskTable{unusual(self.relation)}"] if unusual(self.relation) else []
         return "\n".join([*head, *(line.rstrip() for line in text)])
 
@@ -239,11 +237,9 @@ def risk(
     readings += [Reading("true_positive_rate", {"fpr": rate}, tpr[rate]) for rate in rates]
     for chance in priors:
         for rate in rates:
-            readings.append(
-                Reading("posterior", {"prior": chance, "fpr": rate}, p.posterior_at(chance, rate, tpr[rate]))
-            )
-        success = p.bayes_success(chance)
-        readings.append(Reading("bayes_success", {"prior": chance}, success))
+            posterior = p.posterior_at(chance, rate, tpr[rate])
+            readings.append(Reading("posterior", {"prior": chance, "fpr": rate}, posterior))
+        readings.append(Reading("bayes_success", {"prior": chance}, p.bayes_success(chance)))
         readings.append(Reading("bayes_excess", {"prior": chance}, p.bayes_excess(chance)))
     if relation != "add_one":  # which does not take the record out
         readings += [Reading("reconstruction", {"baseline": rate}, tpr[rate]) for rate in baselines]
