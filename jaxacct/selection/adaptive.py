@@ -164,8 +164,7 @@ def _points(run: Mechanism, law: Law) -> tuple[np.ndarray, np.ndarray, np.ndarra
     each = {name: Mixture(run, listed, name, 1e-3) for name in dict.fromkeys((both[0].forward, both[-1].forward))}
     last = 1e-3
     for mixture in each.values():
-        level = min(LAST_DELTA + 2.0 * mixture.at_infinity()[1], 0.5)
-        high = mixture.epsilon(level)[1]
+        high = mixture.epsilon(min(LAST_DELTA + 2.0 * mixture.at_infinity()[1], 0.5))[1]
         last = max(last, high if np.isfinite(high) else 1.0)
     grid = np.linspace(0.0, 1.0, COMPOSED_POINTS) * last
     for mixture in each.values():

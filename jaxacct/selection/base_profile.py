@@ -187,11 +187,6 @@ def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarr
     return np.minimum((total + infinite) * (1.0 + side * 1e-12), 1.0)
 
 
-def _delta_by_sum(parts: Components, at: np.ndarray, side: float) -> np.ndarray:
-    """Return `sum_of_atoms` of the one finite law that `parts` holds, at eps = `at`."""
-    return sum_of_atoms(parts.finite_loss[0, 0], parts.finite_mass[0, 0], parts.delta_infinity[0], at, side)
-
-
 def meet(one: Any, other: Any, most: float) -> np.ndarray:
     """Return the intersection of two brackets, (2, *shape), or (0, most) where they are disjoint. A NaN is ignored."""
     low, high = np.fmax(np.fmax(one[0], other[0]), 0.0), np.fmin(np.fmin(one[1], other[1]), most)
@@ -216,13 +211,13 @@ def each_pair(
 
 def _inside(own: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, ...]:
     """Return the index, in an array of shape `own`, of the element that is at `index` after the array is broadcast."""
-    tail = index[len(index) - len(own) :]
-    return tuple(i if n > 1 else 0 for i, n in zip(tail, own, strict=True))
+    return tuple(i if n > 1 else 0 for i, n in zip(index[len(index) - len(own) :], own, strict=True))
 
 
 def infinite_mass(run: Mechanism, relation: str) -> np.ndarray:
     """Return each base's mass at infinity, in the batch's shape. The largest of the relation's directions is taken."""
-    each = [components(run, "add_or_remove_one", direction).delta_infinity for direction in _named(relation)]
+    named = [direction for direction, one in _RELATION_OF.items() if relation in (one, "add_or_remove_one")]
+    each = [components(run, "add_or_remove_one", direction).delta_infinity for direction in named]
     return np.max(each, axis=0).reshape(batch_shape(run))
 
 
@@ -237,10 +232,6 @@ def gaussian_mu(run: Mechanism) -> np.ndarray | None:
     if any(np.any(n > 0) for n in (parts.gauss_n, parts.laplace_n, parts.finite_n)):
         return None
     return None if np.any(parts.mu == 0.0) or np.any(parts.delta_infinity > 0.0) else parts.mu
-
-
-def _named(relation: str) -> list[str]:
-    return [direction for direction, one in _RELATION_OF.items() if relation in (one, "add_or_remove_one")]
 
 
 def finite_once(parts: Components) -> bool:
@@ -429,8 +420,7 @@ def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarra
 
 def shared_deltas(run: Mechanism, eps: np.ndarray, side: Sides) -> np.ndarray:
     """Return upper bounds of one base's delta in one direction at ascending eps. Neighbours share a contour."""
-    part = components(run, "add_or_remove_one", side.direction)
-    return np.asarray(_on_few_contours(part, [eps])[0][1])
+    return np.asarray(_on_few_contours(components(run, "add_or_remove_one", side.direction), [eps])[0][1])
 
 
 def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
@@ -446,7 +436,8 @@ def _by_sum(parts: list[Components]) -> Profile:
     at = at[np.concatenate([[True], np.diff(at) > 1e-12])]
     # beyond the last atom delta is the mass at infinity, so one eps beyond that atom is enough
     at = np.append(at, at[-1] + 50.0) if at[-1] < LINE_EPS - 50.0 else np.append(at[at < LINE_EPS], LINE_EPS)
-    low, high = (np.stack([_delta_by_sum(part, at, side) for part in parts]) for side in (-1.0, 1.0))
+    laws = [(part.finite_loss[0, 0], part.finite_mass[0, 0], part.delta_infinity[0]) for part in parts]
+    low, high = (np.stack([sum_of_atoms(*law, at, side) for law in laws]) for side in (-1.0, 1.0))
     return Profile(at, low, high)
 
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from jax.typing import ArrayLike
+from scipy.special import gammaln, pdtrc
 
 from jaxacct.core.types import Index, Leaf, Numbers
 from jaxacct.core.validation import (
     COUNT,
+    LARGEST_COUNT,
     OPEN_PROBABILITY,
     POSITIVE,
     PROBABILITY,
@@ -23,6 +25,7 @@ from jaxacct.core.validation import (
     Tracer,
     broadcast_shape,
     check,
+    refuse_where,
 )
 from jaxacct.engines.devices import double_precision
 from jaxacct.kernels import generating
@@ -31,9 +34,7 @@ from jaxacct.mechanisms.base import register
 from jaxacct.samplers.exact_draws import generator
 
 ETA_RANGE = Constraint("use an eta above -1, such as 1 (geometric), 0 (logarithmic) or -0.5", -1, lower_open=True)
-LARGEST_K = 2**53
-"""Largest number of candidates. Float64 holds every whole number up to it exactly.  Larger quantiles are refused."""
-WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_K, integral=True)
+WHOLE_K = Constraint("use whole numbers of {name}", 0, LARGEST_COUNT, integral=True)
 """Allowed values of a number k of candidates."""
 LEAST = 1e-290
 """A derivative of phi, the generating function of K, is trusted if it exceeds this. A smaller one may lack digits."""
@@ -107,8 +108,7 @@ class Law(ABC):
     def rise(self, x: np.ndarray, y: np.ndarray, d: np.ndarray) -> Numbers:
         """Return `phi(x) - phi(x - d)`, as accurate as x, y = 1 - x and d, by quadrature of phi'."""
         at = np.asarray(d) * (0.5 - 0.5 * _GAUSS_POINTS.reshape(-1, *(1,) * np.ndim(d)))
-        slopes = evaluated(self, np.minimum(y + at, 1.0))[1]
-        return 0.5 * np.asarray(d) * np.tensordot(_GAUSS_WEIGHTS, slopes, 1)
+        return 0.5 * np.asarray(d) * np.tensordot(_GAUSS_WEIGHTS, evaluated(self, np.minimum(y + at, 1.0))[1], 1)
 
     @abstractmethod
     def probability(self, k: ArrayLike) -> np.ndarray:
@@ -174,7 +174,7 @@ class Law(ABC):
         shape = np.broadcast_shapes(self.shape, level.shape)
         below, above = np.full(shape, -1.0), np.zeros(shape)
         while not np.all(found := done(above)):
-            if np.any(2.0 * above >= LARGEST_K):
+            if np.any(2.0 * above >= LARGEST_COUNT):
                 raise InputError("the quantile exceeds 2**53 candidates; use a larger gamma or a smaller p")
             below, above = np.where(found, below, above), np.where(found, above, 2.0 * above + 1.0)
         while np.any(above - below > 1.0):
@@ -283,8 +283,6 @@ class TruncatedNegativeBinomial(Law):
 
     def _log_rising(self, k: np.ndarray) -> np.ndarray:
         """Return `log((eta + 1)_k / k!)`, where `(x)_k = x (x + 1) ... (x + k - 1)`."""
-        from scipy.special import gammaln  # slow to import, and rarely needed
-
         eta, z = np.asarray(self.eta), np.asarray(k) + 1.0
         # from z = 30 on, Stirling's formula gives log-gamma(z + eta) - log-gamma(z), without large terms that cancel
         far = np.maximum(z, 30.0)
@@ -344,8 +342,7 @@ def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
     step = 0.16 * min(np.sqrt(16.0 / most), 1.0)
     scaled = np.exp(np.arange(np.floor(-67.2 / step), np.log(600.0 + 2.0 * most) / step) * step)
     t = scaled / (k + 1.0)
-    kernel = gamma - (1.0 - gamma) * np.expm1(-t)
-    log = np.log(t) - scaled + (eta - 1.0) * np.log(kernel)
+    log = np.log(t) - scaled + (eta - 1.0) * np.log(gamma - (1.0 - gamma) * np.expm1(-t))
     top = np.max(log, axis=-1, keepdims=True)
     return np.log(np.sum(np.exp(log - top), axis=-1) * step) + top[..., 0]
 
@@ -385,8 +382,6 @@ class Poisson(Law):
         return np.asarray(poisson.pmf(check("k", k, WHOLE_K), self.mean))
 
     def survival(self, k: ArrayLike) -> np.ndarray:
-        from scipy.special import pdtrc
-
         return np.asarray(pdtrc(check("k", k, WHOLE_K), self.mean))
 
 
@@ -527,13 +522,9 @@ class Categorical(Law):
         if isinstance(self.probabilities, Tracer):
             return
         total = np.sum(self.probabilities, axis=-1) if np.ndim(self.probabilities) else np.zeros(())
-        bad = np.abs(total - 1.0) > 1e-13  # 1e-13 allows for the rounding of a sum of many terms
-        if np.any(bad):
-            index = [int(i) for i in np.argwhere(bad)[0]]
-            raise InputError(
-                f"sum of probabilities{index if index else ''} = {float(total[tuple(index)])!r} must be 1; "
-                "give Pr[K = 0], Pr[K = 1], ... along the last axis"
-            )
+        rest = "must be 1; give Pr[K = 0], Pr[K = 1], ... along the last axis"
+        # 1e-13 allows for the rounding of a sum of many terms
+        refuse_where(np.abs(total - 1.0) > 1e-13, "sum of probabilities", total, rest)
 
     @property
     def mean(self) -> Numbers:

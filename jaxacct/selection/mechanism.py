@@ -247,8 +247,7 @@ def rounds(
         require_law("k", law)
         if law.shape:
             raise InputError(f"k has a law of shape {law.shape}; give one law of K for each round")
-    parts = Counter(laws).items()
-    each: list[Any] = [repeat(select(run, law, top=top), times) for law, times in parts]
+    each: list[Any] = [repeat(select(run, law, top=top), times) for law, times in Counter(laws).items()]
     one_by_one = each[0] if len(each) == 1 else compose(*each)
     together = _sum_of(laws)
     if together is None:

@@ -40,8 +40,6 @@ ROUNDED_UP = 1.0 + 1e-12
 """Factor by which the published bounds are rounded up. It covers the rounding error of each formula."""
 REACHES = (9.0, 13.0, 37.5)
 """How many standard deviations the nodes may go beyond the means 0 and mu; beyond 37.5, masses underflow in float64."""
-LARGEST_EPS = 700.0
-"""Largest eps that is searched, so that e^eps is finite."""
 
 
 def by_profile(quantity: str, run: Mechanism, law: Law, given: np.ndarray, relation: str) -> np.ndarray:
@@ -140,8 +138,7 @@ def curve(run: Mechanism, law: Law, orders: np.ndarray, side: Sides) -> np.ndarr
         spread = (1.0 - 1.0 / along) * reverse - np.log(law.gamma) / along
         value = base + (1.0 + np.asarray(law.eta)) * np.min(spread, axis=0) + np.log(law.mean) / (along - 1.0)
     elif isinstance(law, Poisson):
-        missed = _missed(run, along, side.reverse)
-        grown = np.log(law.mean) + (along - 1.0) * (base + law.mean * missed)
+        grown = np.log(law.mean) + (along - 1.0) * (base + law.mean * _missed(run, along, side.reverse))
         value = np.logaddexp(-np.asarray(law.mean), grown) / (along - 1.0)
     else:
         names = ", ".join(kind.__name__ for kind in RENYI_LAWS)
@@ -317,10 +314,10 @@ def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
     turned = (slope[:, 2:-1] > 0.0) != (slope[:, 1:-2] > 0.0)
     row, cell = np.nonzero(turned & np.isfinite(slope[:, 2:-1]) & np.isfinite(slope[:, 1:-2]))
     if row.size:
-        cell = cell + 1
-        at, height = _extremum(laws.taken(row), mu[row], x[row, cell], x[row, cell + 1])
+        cell, some, mean = cell + 1, laws.taken(row), mu[row]
+        at = _zero(lambda z: _log_ratio(some, mean, z)[1], x[row, cell], x[row, cell + 1])
         node = cell + (at - x[row, cell] > x[row, cell + 1] - at)
-        x[row, node], log_ratio[row, node] = at, height
+        x[row, node], log_ratio[row, node] = at, _log_ratio(some, mean, at)[0]
     masses = [_masses(column, z[:, :-1], z[:, 1:]) for z in (x - mu[:, None], x)]
     return Line(laws, mu, x, log_ratio, *masses)
 
@@ -343,12 +340,6 @@ def _masses(laws: Law, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     upper = low > 0.0  # where low > 0, a difference of upper tails loses fewer digits
     x, y = ndtr(high), ndtr(-high)
     return laws.rise(x, y, np.maximum(np.where(upper, ndtr(-low) - y, x - ndtr(low)), 0.0))
-
-
-def _extremum(laws: Law, mu: np.ndarray, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (x, l) at the extremum of the log ratio l between `low` and `high`."""
-    at = _zero(lambda x: _log_ratio(laws, mu, x)[1], low, high)
-    return at, _log_ratio(laws, mu, at)[0]
 
 
 def _zero(function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray) -> np.ndarray:
@@ -397,14 +388,14 @@ def divergence(rows: Line, eps: np.ndarray) -> np.ndarray:
     for side in (1.0, -1.0):
         first, second = _best_set(rows, side, eps)
         with np.errstate(divide="ignore"):
-            cost = np.exp(np.minimum(eps + np.log(second), LARGEST_EPS))
+            cost = np.exp(np.minimum(eps + np.log(second), envelope.LARGEST_EPS))
         found = np.maximum(found, first - cost)
     return found
 
 
 def crossing(rows: Line, delta: np.ndarray) -> np.ndarray:
     """Return the least eps >= 0, (R,), at which `divergence` is at most delta; inf if this eps is above LARGEST_EPS."""
-    largest, found = np.exp(LARGEST_EPS), np.ones(rows.mu.size)
+    largest, found = np.exp(envelope.LARGEST_EPS), np.ones(rows.mu.size)
 
     def grown(first: np.ndarray, second: np.ndarray) -> np.ndarray:
         """Return the E at which `P(A) - E Q(A) = delta`, but at least `found` and at most e^LARGEST_EPS."""

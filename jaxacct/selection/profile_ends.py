@@ -95,8 +95,7 @@ def narrowed(
     for here, base, one in each_pair(run, law, shape, rows):
         both = np.zeros((2, here.size))
         for limits in _limits(base, one, relation):
-            side = limits.epsilon(flat[here]) if quantity == "epsilon" else limits.delta(flat[here])
-            both = np.maximum(both, side)
+            both = np.maximum(both, getattr(limits, quantity)(flat[here]))
         found[:, here] = meet(found[:, here], both, SAYS_NOTHING[quantity])
     return found.reshape(ends.shape)
 
@@ -168,8 +167,7 @@ def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
     rounding = RELATIVE_ERROR + ROUNDOFF * first[0]
     low = np.fmax(apart * first[1] * (1.0 - 4.0 * RELATIVE_ERROR), value[0] - value[2] - rounding)
     high = np.fmin(apart * 0.5 * (first[0] + first[2]) * (1.0 + 4.0 * RELATIVE_ERROR), value[0] - value[3] + rounding)
-    above = np.nextafter(high, 2.0) if apart > 0.0 else high
-    found = meet((np.nextafter(low, -1.0), 1.0), (0.0, above), 1.0)
+    found = meet((np.nextafter(low, -1.0), 1.0), (0.0, np.nextafter(high, 2.0) if apart > 0.0 else high), 1.0)
     return float(found[0]), float(found[1])
 
 
