@@ -192,16 +192,13 @@ def _parameter(family: str, values: np.ndarray) -> np.ndarray:
 
 def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
     """Return the smallest and the largest value that is searched; `_parameter` says what the value is."""
-    if family == "point_mass":
-        return np.ones(()), np.full((), LARGEST_MEAN)
-    if family == "poisson":
-        # with a mean of 1e-3, K is 0 and nothing is released in 99.9 % of cases
-        return np.full((), 1e-3), np.full((), LARGEST_MEAN)
+    if family in ("poisson", "point_mass"):
+        # with a Poisson mean of 1e-3, K is 0 and nothing is released in 99.9 % of cases
+        return 1e-3 if family == "poisson" else 1.0, LARGEST_MEAN
     # 1e-9 is the smallest gamma that is searched, and gives the largest E[K]
     low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, 1e-9))
-    most = high.copy()
     for _ in range(60):  # bisect for the parameter whose mean is LARGEST_MEAN
-        middle = 0.5 * (low + most)
+        middle = 0.5 * (low + high)
         beyond = np.asarray(_law(family, eta, _parameter(family, np.exp(middle))).mean) > LARGEST_MEAN
-        low, most = np.where(beyond, low, middle), np.where(beyond, middle, most)
-    return np.full(eta.shape, 1.0 / LARGEST_GAMMA - 1.0), np.exp(most)
+        low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
+    return np.full(eta.shape, 1.0 / LARGEST_GAMMA - 1.0), np.exp(high)

@@ -99,8 +99,7 @@ def given_target(target_epsilon: Any, target_delta: Any, risks: dict[str, Any]) 
         if target_delta is None:
             raise InputError("target_epsilon needs target_delta; give both")
         return None
-    usual = {"above_fpr": USUAL_FLOOR}
-    return {name: usual[name] if risks[name] is None else risks[name] for name in (named[0], *belongs)}
+    return {name: USUAL_FLOOR if risks[name] is None else risks[name] for name in (named[0], *belongs)}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -143,9 +142,8 @@ class Calibration:
     relation: str = field(kw_only=True)
 
     def __repr__(self) -> str:
-        shown = {one.name: getattr(self, one.name) for one in fields(self)}
-        plain = {name: x.item() if isinstance(x, np.generic) else x for name, x in shown.items()}
-        return f"Calibration({', '.join(f'{name}={x!r}' for name, x in plain.items())})"
+        plain = lambda x: x.item() if isinstance(x, np.generic) else x
+        return f"Calibration({', '.join(f'{one.name}={plain(getattr(self, one.name))!r}' for one in fields(self))})"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain Python, ready for JSON; `Bounds.from_dict` reads "epsilon" and "risk" back."""
@@ -293,8 +291,7 @@ def started(goal: Goal, rows: np.ndarray) -> Start:
         if goal.unknown == "noise_multiplier":
             found.x[full], found.slope[full] = 0.5 * np.log(known["steps"][full]) - np.log(exact), -1.0
         else:
-            found.x[full] = 2.0 * np.log(exact * known["noise_multiplier"][full])
-            found.slope[full] = 0.5
+            found.x[full], found.slope[full] = 2.0 * np.log(exact * known["noise_multiplier"][full]), 0.5
         found.solved[full] = True
     unknown = np.array([name == goal.unknown for name in ORDER], np.float64)
     columns = [np.log(np.maximum(known.get(name, np.ones(rows.size)), 1e-300)) for name in ORDER]

@@ -80,8 +80,7 @@ def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
         for word in ("quantity", "relation", "kind", "status", "engine")
     }
     known = {end: table[end][~np.isnan(table[end])] for end in ANSWER}
-    ranges = {end: {"min": min(x, default=None), "max": max(x, default=None)} for end, x in known.items()}
-    ranges = {end: {word: plain(word, x) for word, x in both.items()} for end, both in ranges.items()}
+    ranges = {end: {of.__name__: plain(end, of(x, default=None)) for of in (min, max)} for end, x in known.items()}
     rate = len(table) / max(seconds, 1e-9)
     return {"rows": len(table), "out": out, **counts, **ranges, "seconds": seconds, "rows_per_second": rate}
 

@@ -144,9 +144,8 @@ class Bounds:
     def __post_init__(self) -> None:
         ends = [np.asarray(end, dtype=np.float64) for end in (self.lower, self.estimate, self.upper)]
         words = [np.asarray(word, dtype=np.str_) for word in (self.kind, self.status, self.engine)]
-        shape = np.broadcast_shapes(*(a.shape for a in ends), *(w.shape for w in words))
-        lower, estimate, upper = (np.array(np.broadcast_to(a, shape)) for a in ends)
-        kind, status, engine = (np.array(np.broadcast_to(w, shape)) for w in words)
+        lower, estimate, upper, kind, status, engine = map(np.array, np.broadcast_arrays(*ends, *words))
+        shape = lower.shape
         distinct = [dict.fromkeys(word.ravel().tolist()) for word in words[:2]]  # faster than np.unique
         for word in distinct[0]:
             if word.split(":")[0] not in KINDS:

@@ -226,8 +226,7 @@ def _blocks(
 
 
 def _facts(claim: Claim, unit: str) -> list[tuple[str, str]]:
-    known_as = wording.RELATIONS.get(claim.relation)
-    known_as = known_as and wording.of_group(claim.group, known_as)
+    known_as = wording.of_group(claim.group, wording.RELATIONS.get(claim.relation, ""))
     relation = wording.about(unit, known_as) if known_as else safe(claim.relation)[:60]
     facts = [("Neighbouring relation", f"{relation}."), ("Unit of privacy", wording.unit_of(unit, claim.group))]
     if claim.bounds is not None:

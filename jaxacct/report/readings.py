@@ -65,9 +65,8 @@ def readings_of(claim: Claim, prior: float) -> Readings | None:
         found = None if stand_in is None else _read(stand_in, "add_or_remove_one", prior).as_bounds()
     else:
         found = None if mechanism is None else _read(mechanism, relation, prior)
-    if found is None or not all(np.isfinite(b.upper).all() for b in found if hasattr(b, "upper")):
-        return None
-    return found
+    finite = found is not None and all(np.isfinite(b.upper).all() for b in found if hasattr(b, "upper"))
+    return found if finite else None
 
 
 def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
@@ -83,9 +82,7 @@ def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
     """Return a mechanism that leaks no less, both ways, than any mechanism with `points`. None if no point helps."""
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
-        if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0):
-            continue
-        if kept and delta >= kept[-1][1]:
+        if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0) or (kept and delta >= kept[-1][1]):
             continue
         least = kept[-1][0] + 1e-4 if kept else 1e-4 if epsilon else 0.0
         epsilon = max(epsilon, least)  # a larger epsilon is safe: the delta of a profile never grows with epsilon

@@ -619,12 +619,12 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
         with np.errstate(over="ignore"):
             return max(float(np.float64(law.mean) ** more), LEAST), law
     if type(law) is Binomial:
-        scale, trials = _falling(float(law.trials), more), float(law.trials) - more
-        share = law.probability_of_run
+        trials, share = float(law.trials) - more, law.probability_of_run
+        scale = math.prod(trials + i for i in range(more, 0, -1))
         return (max(float(scale * share**more), LEAST), Binomial(trials, share)) if trials >= 1.0 else none
     if type(law) is PointMass:
         count = float(law.repetitions)
-        return (_falling(count, more), PointMass(count - more)) if count > more else none
+        return (math.prod(count - i for i in range(more)), PointMass(count - more)) if count > more else none
     if type(law) is Categorical:
         mass = np.asarray(law.probabilities)
         k = np.arange(more, mass.size, dtype=np.float64)
@@ -636,11 +636,6 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
     raise InputError(
         f"k of type {type(law).__name__} has no higher derivatives; use a law of jaxacct.selection, such as Categorical"
     )
-
-
-def _falling(count: float, factors: int) -> float:
-    """Return the product `count (count - 1) (count - 2) ...` of `factors` factors."""
-    return math.prod(count - i for i in range(factors))
 
 
 def probability_of(law: Law, count: int) -> float:

@@ -215,8 +215,7 @@ def _cell(name: str, value: Any, quantity: str) -> str:
 def layout(grid: Grid) -> tuple[str, ...]:
     solved = [quantity for quantity in INPUTS if quantity in grid.quantity and quantity not in ("epsilon", "delta")]
     inputs = [field for field in INPUTS if field in grid.inputs or field in solved]
-    name = ["name"] if any(grid.name) else []
-    return (*name, "quantity", *inputs, "relation", *ANSWER, *WORDS)
+    return (*(["name"] if any(grid.name) else []), "quantity", *inputs, "relation", *ANSWER, *WORDS)
 
 
 def varying(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
