@@ -543,12 +543,11 @@ def _stated(cells: dict[str, Any]) -> tuple[Bounds | None, str]:
     """Return (the bracket that the row states, ""), or (None, the reason) if this bracket is not valid."""
     low, middle, high = (float(cells[name]) for name in ("lower", "estimate", "upper"))
     kind, status = safe(str(cells.get("kind", ""))), str(cells.get("status", ""))
-    without = math.isnan(high) and not kind  # a row without an answer has no `upper` and no `kind`
+    if math.isnan(high) and not kind:  # a row without an answer has no `upper` and no `kind`
+        kind = "certified"
     try:
-        return Bounds(
-            low, middle, high, "certified" if without else kind, status, safe(str(cells.get("engine", "")))
-        ), ""
-    except (ValueError, InputError):
+        return Bounds(low, middle, high, kind, status, safe(str(cells.get("engine", "")))), ""
+    except ValueError:
         return None, f"The row of the file is no bracket that jaxacct writes (status {safe(status)[:60]!r})."
 
 

@@ -313,11 +313,10 @@ def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
     log_ratio, slope = _log_ratio(column, mu[:, None], x)
     turned = (slope[:, 2:-1] > 0.0) != (slope[:, 1:-2] > 0.0)
     row, cell = np.nonzero(turned & np.isfinite(slope[:, 2:-1]) & np.isfinite(slope[:, 1:-2]))
-    if row.size:
-        cell, some, mean = cell + 1, laws.taken(row), mu[row]
-        at = _zero(lambda z: _log_ratio(some, mean, z)[1], x[row, cell], x[row, cell + 1])
-        node = cell + (at - x[row, cell] > x[row, cell + 1] - at)
-        x[row, node], log_ratio[row, node] = at, _log_ratio(some, mean, at)[0]
+    cell, some, mean = cell + 1, laws.taken(row), mu[row]
+    at = _zero(lambda z: _log_ratio(some, mean, z)[1], x[row, cell], x[row, cell + 1])
+    node = cell + (at - x[row, cell] > x[row, cell + 1] - at)
+    x[row, node], log_ratio[row, node] = at, _log_ratio(some, mean, at)[0]
     masses = [_masses(column, z[:, :-1], z[:, 1:]) for z in (x - mu[:, None], x)]
     return Line(laws, mu, x, log_ratio, *masses)
 

@@ -117,25 +117,23 @@ def _run(
     quantity: str, effort: Resolution, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, plain: bool
 ) -> np.ndarray:
     """Return brackets (2, B) of `quantity` for the worst score, by NumPy if `plain`, else by a compiled program."""
-    size, chunk = values.size, 1 if plain or values.size == 1 else PER_CALL
-    if not plain:
-        run = _compiled(quantity, effort)
-        with double_precision():
-            curve = jax.device_put(stacked)
+    size, chunk = values.size, 1 if values.size == 1 else PER_CALL
+    if plain:
+        with double_precision(), np.errstate(all="ignore"):  # float64, since a user's law may call JAX
+            rows = zip(base, map(laws.taken, range(size)), values, strict=True)
+            each = [_of_one(quantity, effort, _taken(stacked, place), law, value) for place, law, value in rows]
+        return np.array(each, np.float64).reshape(-1, 2).T
+    run = _compiled(quantity, effort)
+    with double_precision():
+        curve = jax.device_put(stacked)
 
     def one(start: int) -> np.ndarray:
-        with double_precision(), np.errstate(all="ignore"):  # float64 also if `plain`: a user's law may call JAX
-            if plain:
-                curve_of_one = _taken(stacked, base[start])
-                return np.stack(_of_one(quantity, effort, curve_of_one, laws.taken(start), values[start]))[:, None]
+        with double_precision(), np.errstate(all="ignore"):
             index = np.minimum(np.arange(start, start + chunk), size - 1)
             return np.stack(run(curve, base[index], laws.taken(index), values[index]))
 
-    if plain:  # NumPy's calls are so short that several threads would only wait for each other
-        pieces = [one(start) for start in range(size)]
-    else:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            pieces = list(pool.map(one, range(0, size, chunk)))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pieces = list(pool.map(one, range(0, size, chunk)))
     return np.concatenate([*pieces, np.zeros((2, 0))], axis=1)[:, :size]
 
 
