@@ -74,8 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.filename is None:
             _drop_output()
-        place = error.filename or "standard output: cannot be written"
-        return _refuse(command, f"{place}: {error.strerror or error}")
+        return _refuse(command, f"{error.filename or 'standard output: cannot be written'}: {error.strerror or error}")
 
 
 def run(options: argparse.Namespace) -> int:

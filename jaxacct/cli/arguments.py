@@ -399,8 +399,7 @@ def _attach_negatives(arguments: Sequence[str]) -> list[str]:
     """Join `--steps -1e3` into one word, `--steps=-1e3`; otherwise argparse would take the number for an option."""
     joined: list[str] = []
     for word in arguments:
-        negative = re.match(r"-([0-9.]|inf|nan)", word)
-        if negative and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
+        if re.match(r"-([0-9.]|inf|nan)", word) and joined and joined[-1].startswith("--") and "=" not in joined[-1]:
             joined[-1] += f"={word}"
         else:
             joined.append(word)

@@ -89,8 +89,7 @@ def _hint(package: str, name: str, homes: Mapping[str, str]) -> str:
         return f"; import {package}.{name} first"
     from jaxacct.core.keywords import FRONT_DOOR, nearest
 
-    known = FRONT_DOOR.get(name, "") if package == "jaxacct" else ""
-    near = known or nearest(name, homes, 0.7)
+    near = (FRONT_DOOR.get(name, "") if package == "jaxacct" else "") or nearest(name, homes, 0.7)
     return f"; did you mean {near}?" if near else ""
 
 

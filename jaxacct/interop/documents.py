@@ -197,8 +197,7 @@ def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], e
     for field in dataclasses.fields(cls):
         value = getattr(mechanism, field.name)
         here = f"{path}.{field.name}"
-        left_out = field.metadata.get("optional") and value == field.default
-        if left_out and (not every or value is None):
+        if field.metadata.get("optional") and value == field.default and (not every or value is None):
             continue  # so that the text is the same as before the class had this field
         if isinstance(value, Mechanism):
             out[field.name] = _encode(value, here, depth + 1, count, every)

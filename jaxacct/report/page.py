@@ -164,5 +164,4 @@ def _plain(text: str) -> str:
 
 def _marked(text: str) -> str:
     """Write plain text as Markdown. Escape what Markdown or HTML would read as markup or as a link."""
-    marked = re.sub(r"([\\`*_\[\]|~#]|:(?=//)|(?<=www)\.)", r"\\\1", text.replace("<=", "≤"))
-    return escape(marked, quote=False)
+    return escape(re.sub(r"([\\`*_\[\]|~#]|:(?=//)|(?<=www)\.)", r"\\\1", text.replace("<=", "≤")), quote=False)

@@ -531,8 +531,7 @@ def orders_and_values(orders: Any, values: Any, trailing: int) -> tuple[np.ndarr
             f"orders of shape {orders.shape} and values of shape {values.shape} do not match; "
             "give orders (O,) and values (O, ...)"
         )
-    extra = max(trailing - (values.ndim - 1), 0)
-    values = values.reshape(orders.shape + (1,) * extra + values.shape[1:])
+    values = values.reshape(orders.shape + (1,) * max(trailing - (values.ndim - 1), 0) + values.shape[1:])
     return orders.reshape(orders.shape + (1,) * (values.ndim - 1)), values
 
 

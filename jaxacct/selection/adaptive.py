@@ -376,14 +376,12 @@ class _Search:
         """Move `left` and `right` together until their eps, or their sums, differ by a factor of about 1 + `error`."""
         for _ in range(8):
             below, above = self.left[0], self.right[0]
-            close = above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error)
-            if close or not below < above:
+            if not below < above or above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error):
                 return
             x, _ = self.root()
             # several eps cost little more than one, since one composition serves all
             steps = np.array([-0.2, -0.04, -5e-3, -3e-4, 0.0, 3e-4, 5e-3, 0.04, 0.2])
-            fan = np.append(x + (above - below) * steps, 0.5 * (below + above))
-            self.fan(np.unique(np.clip(fan, below, above)))
+            self.fan(np.unique(np.clip(np.append(x + (above - below) * steps, 0.5 * (below + above)), below, above)))
 
     def around(self) -> None:
         """Find `left` and `right` again, after new nodes have changed the estimates of the sum."""

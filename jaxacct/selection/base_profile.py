@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from jaxacct.accounting.account import delta, epsilon, with_infinite_mass
+from jaxacct.accounting.account import REVERSED, delta, epsilon, with_infinite_mass
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import NON_NEGATIVE, PROBABILITY, RELATIONS, InputError, check, choice
@@ -122,9 +122,8 @@ class Sides(NamedTuple):
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
     """Return those directions of a relation that need a bound of their own. For a symmetric base one is enough."""
-    if relation in _RELATION_OF.values():
-        other = _RELATION_OF["add" if relation == "remove_one" else "remove"]
-        return (Sides(relation, other),)
+    if relation in REVERSED:
+        return (Sides(relation, REVERSED[relation]),)
     if run.symmetric():
         return (Sides(relation, relation),)
     return (Sides("remove_one", "add_one"), Sides("add_one", "remove_one"))
@@ -540,12 +539,10 @@ def _cut(u: np.ndarray, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
         return keep[:-1], u[keep], t[keep]
     # a cell over which the odds of t change much is divided into more pieces. These cells lie near t = 0 and t = 1
     spread = np.abs(np.diff(np.log(t + 1e-7))) + np.abs(np.diff(np.log1p(1e-4 - t))) + 1e-9
-    spare = CELLS - (u.size - 1)
-    pieces = 1 + np.floor(spare * spread / spread.sum()).astype(int)
+    pieces = 1 + np.floor((CELLS - (u.size - 1)) * spread / spread.sum()).astype(int)
     pieces[np.argmax(spread)] += CELLS - pieces.sum()
     cell = np.repeat(np.arange(u.size - 1), pieces)
-    start = np.repeat(np.cumsum(pieces) - pieces, pieces)
-    share = (np.arange(CELLS) - start) / pieces[cell]
+    share = (np.arange(CELLS) - np.repeat(np.cumsum(pieces) - pieces, pieces)) / pieces[cell]
     cut_u, cut_t = u[cell] + share * np.diff(u)[cell], t[cell] + share * np.diff(t)[cell]
     return cell, np.append(cut_u, 1.0), np.append(np.minimum(cut_t, 1.0), 1.0)
 

@@ -641,6 +641,5 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
 def probability_of(law: Law, count: int) -> float:
     """Return an upper bound of `Pr[K = count] = phi^(count)(0)/count!`, count >= 1, phi the generating function."""
     scale, other = derivative(law, count)
-    slope = float(evaluated(other, np.ones(()))[1])
-    found = (scale * slope * (1.0 + 4e-12) + LEAST) / math.factorial(count)
+    found = (scale * float(evaluated(other, np.ones(()))[1]) * (1.0 + 4e-12) + LEAST) / math.factorial(count)
     return min(found, 1.0) if scale > 0.0 else 0.0

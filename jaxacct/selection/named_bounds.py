@@ -317,8 +317,7 @@ def line(laws: Law, mu: np.ndarray, reach: float) -> Line:
     at = _zero(lambda z: _log_ratio(some, mean, z)[1], x[row, cell], x[row, cell + 1])
     node = cell + (at - x[row, cell] > x[row, cell + 1] - at)
     x[row, node], log_ratio[row, node] = at, _log_ratio(some, mean, at)[0]
-    masses = [_masses(column, z[:, :-1], z[:, 1:]) for z in (x - mu[:, None], x)]
-    return Line(laws, mu, x, log_ratio, *masses)
+    return Line(laws, mu, x, log_ratio, *(_masses(column, z[:, :-1], z[:, 1:]) for z in (x - mu[:, None], x)))
 
 
 def _log_ratio(laws: Law, mu: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -162,8 +162,7 @@ def _of_bounded(base: Direction, curve: Curve, law: Law, lost: tuple[float, floa
 def mass_on_top(law: Law, apart: float) -> tuple[float, float]:
     """Return (lower, upper) for phi(1) - phi(1 - p), the chance that any of K draws hits a set of mass p = `apart`."""
     factors = np.array([0.0, 0.5 * (1.0 + RELATIVE_ERROR), 1.0 - RELATIVE_ERROR, 1.0 + RELATIVE_ERROR])
-    ends = np.clip(apart * factors, 0.0, 1.0)
-    value, first, _ = evaluated(law, ends)
+    value, first, _ = evaluated(law, np.clip(apart * factors, 0.0, 1.0))
     rounding = RELATIVE_ERROR + ROUNDOFF * first[0]
     low = np.fmax(apart * first[1] * (1.0 - 4.0 * RELATIVE_ERROR), value[0] - value[2] - rounding)
     high = np.fmin(apart * 0.5 * (first[0] + first[2]) * (1.0 + 4.0 * RELATIVE_ERROR), value[0] - value[3] + rounding)

@@ -141,8 +141,7 @@ def _above(quantity: str, run: Mechanism, law: Law, values: np.ndarray, found: n
             break
         open_ = np.flatnonzero(~above & np.isfinite(at))
         if open_.size:
-            least = beyond * account.delta(repeat(run, k), at[open_], relation=relation).lower
-            above[open_] = least > target[open_]
+            above[open_] = beyond * account.delta(repeat(run, k), at[open_], relation=relation).lower > target[open_]
     return above
 
 

@@ -305,8 +305,7 @@ def output_law(probabilities: ArrayLike, k: Law) -> np.ndarray:
     [0.0, 0.25, 0.75]
     """
     each = np.atleast_1d(check("probabilities", probabilities, PROBABILITY))
-    bad = np.abs(np.sum(each, axis=-1) - 1.0) > 1e-13
-    if np.any(bad):
+    if np.any(np.abs(np.sum(each, axis=-1) - 1.0) > 1e-13):
         raise InputError("probabilities must sum to 1 along the last axis; divide them by their sum")
     if not isinstance(k, Law) or k.shape:
         raise InputError(f"k = {k!r:.60} must be one law of K; use one such as selection.Geometric(0.1)")

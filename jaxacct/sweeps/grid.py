@@ -138,10 +138,10 @@ def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | 
         check("epsilon", axes["epsilon"], POSITIVE)
     _require_law(axes, solved)
     _require_rule(axes, all if mode == "zip" else any)
-    size = math.prod(np.size(axis) for axis in axes.values()) if mode == "product" else 0
-    if size > LARGEST_GRID:
-        raise InputError(f"the grid has {size:,} configurations; at most {LARGEST_GRID:,} fit; split it")
     if mode == "product":
+        size = math.prod(np.size(axis) for axis in axes.values())
+        if size > LARGEST_GRID:
+            raise InputError(f"the grid has {size:,} configurations; at most {LARGEST_GRID:,} fit; split it")
         meshed = list(np.meshgrid(*(np.ravel(axis) for axis in axes.values()), indexing="ij"))
     else:
         shape = broadcast_shape({field: np.shape(axis) for field, axis in axes.items()})

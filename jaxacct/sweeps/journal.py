@@ -337,14 +337,12 @@ def merge(
         if not overwrite:
             refuse_existing(out)
     owner: dict[int, Path] = {}
-    reference: Header | None = None
+    first = Path(parts[0])
+    reference = peek(first)
+    table, done = blank(reference.columns, reference.rows), np.zeros(reference.rows, bool)
     for path in map(Path, parts):
         records = _read(path)
         head = next(records)
-        if reference is None:
-            reference, first = head, path
-            table = blank(head.columns, head.rows)
-            done = np.zeros(head.rows, bool)
         difference, (number, total) = reference.differs(head, but=("shard",)), head.shard
         if difference or total != reference.shard[1]:
             words = difference or f"slice {number}/{total} instead of one of {reference.shard[1]}"
@@ -357,7 +355,6 @@ def merge(
                 raise InputError(f"{path}: holds rows of another slice; solve slice {number}/{total} again")
             fill(table, rows, piece)
             done[rows] = True
-    assert reference is not None
     if not done.all():
         raise InputError(_missing(reference, owner, int(np.sum(~done))))
     if out is not None:
