@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from typing import Any
@@ -200,7 +199,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             raise InputError(
                 "neighboring_relation must be `REPLACE_ONE` or `REPLACE_SPECIAL` for RandomizedResponseDpEvent"
             )
-        _expand(step, count, self._relation)
+        for direction in directions(step, self._relation):  # an error says that the step cannot be split into parts
+            components(repeat(step, count), self._relation, direction)
 
     def _asked(self) -> Mechanism:
         """Return the composed mechanism, or its only part, since some engines refuse a composition of one part."""
@@ -221,13 +221,6 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             if name == "DiscreteGaussianDpEvent" and self._relation == "replace_one" and each.dimension != 1:
                 vector = "ZCDpEvent(2 * sensitivity**2 / sigma**2)"
                 refuse(each, "", f"dimension must be 1 under REPLACE_ONE; use {vector} for vectors")
-
-
-@functools.lru_cache(maxsize=64)
-def _expand(step: Mechanism, count: int, relation: str) -> None:
-    """Raise an error unless `count` runs of the step can be split into parts in every direction. Cache a success."""
-    for direction in directions(step, relation):
-        components(repeat(step, count), relation, direction)
 
 
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
