@@ -122,10 +122,8 @@ class Sides(NamedTuple):
 
 def sides(run: Mechanism, relation: str) -> tuple[Sides, ...]:
     """Return those directions of a relation that need a bound of their own. For a symmetric base one is enough."""
-    if relation in REVERSED:
-        return (Sides(relation, REVERSED[relation]),)
-    if run.symmetric():
-        return (Sides(relation, relation),)
+    if relation in REVERSED or run.symmetric():
+        return (Sides(relation, REVERSED.get(relation, relation)),)
     return (Sides("remove_one", "add_one"), Sides("add_one", "remove_one"))
 
 
