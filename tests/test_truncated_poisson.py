@@ -118,6 +118,13 @@ def test_cap_for_finds_one_that_costs_nothing():
     assert ja.cap_for(0.9, 5, steps=1, delta=1e-9) == 5
 
 
+@pytest.mark.parametrize(("rate", "size"), [(0.2, 1_000_000), (0.01, 1_000_000), (1e-3, 1000), (0.5, 40)])
+def test_cap_for_is_the_smallest_also_below_the_expected_size(rate, size):
+    cap = ja.cap_for(rate, size, steps=1, delta=0.9, share=0.9)
+    assert binom.sf(cap - 1, size - 1, rate) <= 0.81
+    assert cap == 1 or binom.sf(cap - 2, size - 1, rate) > 0.81
+
+
 @pytest.mark.slow  # test_batch_rules_asked.py calibrates noise under a cap, too
 def test_calibration_of_noise_under_a_cap():
     found = ja.calibrate(

@@ -437,7 +437,7 @@ def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: f
     n = float(check_one("dataset_size", dataset_size, RECORDS, one))
     count = float(check_one("steps", steps, COUNT, one))
     goal = check_one("delta", delta, DELTA, one) * check_one("share", share, OPEN_PROBABILITY, one)
-    low, high = max(np.floor(n * q) - 1.0, 0.0), n  # the cap `high` suffices; the cap `low` does not, or is 0
+    low, high = 0.0, n  # the cap `high` suffices; the cap `low` does not, or is 0
     while high - low > 1.0:
         middle = float(np.floor(0.5 * (low + high)))
         low, high = (low, middle) if count * cap_of(n, q, middle).chance[1] <= goal else (middle, high)
