@@ -140,6 +140,10 @@ THINNED = {
         "test_discrete_laplace_fits_its_law",
     ),
     "test_scale": ("test_merged_slices_are_the_bytes_of_one_process",),
+    "test_selection_either_order": (
+        "test_adaptive_candidates_have_orders_of_their_own",
+        "test_candidates_of_random_configurations_have_random_orders",
+    ),
     "test_selection_adaptive": ("test_a_gaussian_base_against_the_sum_written_out",),
     "test_selection_bound": (
         "test_selections_over_bases_of_the_lattice_engine_are_narrow",
