@@ -121,9 +121,8 @@ class Secret:
 
     def __init__(self, root: bytes | None, data: PyTree = None, mechanism: Mechanism | None = None) -> None:
         self._root = secret_bytes(root)
-        if (
-            root is not None and mechanism is not None
-        ):  # used again with other data or another plan, a key gives new noise
+        # used again with other data or another plan, a given key gives other noise
+        if root is not None and mechanism is not None:
             about = digest(digest_tree(data), mechanism.expression().encode())
             self._root = hmac.digest(self._root, about, "sha256")
 
@@ -227,7 +226,7 @@ def selected(
                 if number:
                     configs.append(space.proposed(history, secret.key(b"config", number)))
                 config = configs[number]
-                (result,) = _results(group(kind_of(config, number), configs), [number], [number])
+                result = _attempt(lambda n=number, config=config: group(kind_of(config, n), configs)([n])[0])
                 one = _scored(number, result, value)
                 history.append(Tried(config, one.score, None if isinstance(one.result, Raised) else one.result))
                 best = _best([*best, one], top)
