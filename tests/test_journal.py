@@ -15,7 +15,7 @@ from helpers import refusal
 
 from jaxacct import cli
 from jaxacct.sweeps import SweepInterrupted, merge, run, sweep
-from jaxacct.sweeps.journal import MARK, Journal, peek
+from jaxacct.sweeps.journal import MARK, Journal, Settings, header, peek
 
 GRID = {"noise_multiplier": [2.0, 4.0], "sampling_probability": 1.0, "steps": [1, 4, 9], "delta": 1e-5}
 """Gaussian throughout: answered by a formula, so nothing is compiled."""
@@ -127,6 +127,16 @@ def test_the_journal_of_another_sweep_is_refused(stopped, change, words):
     message = refusal(sweep, arguments.pop("grid"), out=stopped, resume=True, **arguments)
     assert words in message and "--overwrite" in message
     assert journal(stopped).read_bytes() == before
+
+
+def test_names_with_the_separator_do_not_make_two_sweeps_equal():
+    class Named(list):
+        quantity, inputs = ("epsilon", "epsilon"), {}
+        name = property(tuple)
+
+    settings = Settings(*("" for _ in Settings._fields))
+    heads = [header(Named(names), (), settings, 1, (0, 1)) for names in (["a", "b\x1fc"], ["a\x1fb", "c"], ["a", "b"])]
+    assert len({head.grid for head in heads}) == 3
 
 
 def test_the_journal_of_another_version_is_refused(stopped, monkeypatch):

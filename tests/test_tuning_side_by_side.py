@@ -185,6 +185,7 @@ def test_a_key_that_is_used_again_with_other_data_or_noise_gives_other_noise():
             score=lambda w: 0.0,
             key=bytes(range(32)),
         )
+        assert done.params.base is None  # a view would hold the parameters of all candidates
         return np.asarray(done.params)
 
     first = released(rows)

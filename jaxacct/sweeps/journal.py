@@ -72,7 +72,10 @@ def header(grid: Grid, columns: tuple[str, ...], chosen: Settings, block: int, s
     """Return the header of a sweep: digest of `grid`, settings, versions of jaxacct and JAX, and platform."""
     digest = hashlib.sha256()
     for words in (grid.name, grid.quantity):
-        digest.update("\x1f".join(words).encode() + b"\x1e")
+        written = "\x1f".join(words)
+        if written.count("\x1f") != len(words) - 1:  # a name has the separator
+            written = repr([*words])
+        digest.update(written.encode() + b"\x1e")
     for name, column in grid.inputs.items():
         content = "\x1f".join(column).encode() if name in TEXT else np.ascontiguousarray(column, "<f8").tobytes()
         digest.update(name.encode() + content)

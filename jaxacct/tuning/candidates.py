@@ -292,7 +292,8 @@ def several(
         names = [name for name, x in configs[numbers[0]].items() if not (x is None or isinstance(x, str))]
         columns = {name: np.array([configs[number][name] for number in numbers]) for name in names}
         done = jax.device_get(train(params, columns, key_words([secret.root(b"train", n) for n in numbers])))
-        return [jax.tree.map(lambda x, row=row: x[row], done) for row in range(len(numbers))]
+        # copies: a view of `done` would hold the parameters of all candidates, and so would the released winner
+        return [jax.tree.map(lambda x, row=row: x[row].copy(), done) for row in range(len(numbers))]
 
     return run
 
