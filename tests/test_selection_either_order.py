@@ -26,7 +26,7 @@ def asked(mechanism, eps):
 
 
 def composed(laws, eps):
-    """delta of a composition, for laws (with one value of the record, with the other)."""
+    """Delta of a composition. Each pair in `laws` has the law of an output for each of the two values of the record."""
     one, two = (np.ones(1), np.ones(1))
     for p, q in laws:
         one, two = np.outer(one, p).ravel(), np.outer(two, q).ravel()

@@ -312,7 +312,7 @@ def test_what_cannot_be_trained_is_refused_before_it_is_paid_for(plans, monkeypa
 
 @jax.custom_vjp
 def careless(w, x):
-    """A loss whose derivative ignores its cotangent, so that a factor 0 does not take an example out."""
+    """A loss whose derivative ignores its cotangent. Multiplying the loss by 0 takes no example out."""
     return jnp.sum(w * x)
 
 
@@ -335,6 +335,14 @@ def test_rows_that_fill_up_the_sample_add_nothing(clip_norm):
     with_record = trained(1.0)
     np.testing.assert_array_equal(with_record, trained(0.0))
     np.testing.assert_allclose(with_record, [0.0, -2.0], atol=0.1)
+
+
+@pytest.mark.parametrize("held", [np.ones((4, 2)), (np.ones((4, 2)), np.array([1, 0, 2, 1])), (np.ones((4, 2)),)])
+def test_data_that_are_filled_up_have_a_mask(held):
+    plan = subset_tuning._OfSample.of([Segment(0, 2, 1e-3, 1.0, 4.0)], target_delta=DELTA, dataset_size=4)
+    train = side_by_side(careless, lambda config: optax.sgd(1.0), plan, filled_up=True)
+    text = refusal(train, jnp.zeros((1, 2)), {}, key_words([bytes(32)]), held)
+    assert text.startswith("data must be (examples, mask) with a bool array")
 
 
 @pytest.mark.parametrize(("size", "share"), [(400, 0.1), (4000, 0.05), (60_000, 0.1), (10, 1.0), (3, 1e-9)])

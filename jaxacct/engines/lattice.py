@@ -227,7 +227,7 @@ def _composed_for(case: Case, epsilon: float) -> tuple[float, float, tuple[Side,
             if found > log_delta - 0.5 or (attempt and high - low > STALLED * width):
                 break
             log_delta = found
-        if narrowest < SAYS_NOTHING:  # a later plan, for a smaller delta, holds rarer losses and may be worse
+        if narrowest < SAYS_NOTHING:  # the last plan may be worse, as it holds rarer losses: go on with the best
             log_delta = kept[1]
         tried.append((length, (high - low) / high))
     return low, high, kept[0]

@@ -199,7 +199,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             raise InputError(
                 "neighboring_relation must be `REPLACE_ONE` or `REPLACE_SPECIAL` for RandomizedResponseDpEvent"
             )
-        for direction in directions(step, self._relation):  # an error says that the step cannot be split into parts
+        for direction in directions(step, self._relation):  # raise an error if the step cannot be split into parts
             components(repeat(step, count), self._relation, direction)
 
     def _asked(self) -> Mechanism:

@@ -650,7 +650,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return not self.ordinary() or self._base() != self._base(up=True)
 
     def several(self, relation: str) -> Several | None:
-        """Return the sample's releases, or None if one pair has their profile, or if it does not determine delta."""
+        """Return the sample's releases; None if one pair has their profile, or if no profile determines delta."""
         if self.group > 1 or self.ordinary() or relation == "zero_out" or self._in_two_steps(relation):
             return None
         ratio = np.asarray(self.sampling_ratio, np.float64)

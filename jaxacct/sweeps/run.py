@@ -318,7 +318,7 @@ class Plan:
 
 
 def lay_out(grid: Any, mode: str, quantity: str | None, block: int | None, shard: str | None, **asked: Any) -> Work:
-    """Return the `Work` of a sweep with these arguments (`asked` are those of `settings`); refuse invalid ones."""
+    """Return the `Work` of a sweep, and refuse invalid arguments. `asked` are the arguments of `settings`."""
     configurations = _configurations(grid, mode, quantity)
     chosen = settings(configurations, **asked)
     if block is None:

@@ -292,7 +292,7 @@ def several(
         names = [name for name, x in configs[numbers[0]].items() if not (x is None or isinstance(x, str))]
         columns = {name: np.array([configs[number][name] for number in numbers]) for name in names}
         done = jax.device_get(train(params, columns, key_words([secret.root(b"train", n) for n in numbers])))
-        # copies: a view of `done` would hold the parameters of all candidates, and so would the released winner
+        # copy each row: a view of `done` would carry the parameters of all candidates into the released winner
         return [jax.tree.map(lambda x, row=row: x[row].copy(), done) for row in range(len(numbers))]
 
     return run
@@ -460,7 +460,10 @@ def side_by_side(
     def train(
         params: Any, configs: Mapping[str, Any], keys: Any, data: Any, private: Any = (), trial: bool = False
     ) -> Any:
-        """Train n candidates.  Other arrays may be `private`, too.  A trial only traces a step; it uses no data."""
+        """Train n candidates.  Other arrays may be `private`, too.  A trial traces a step, and trains nothing."""
+        pair = isinstance(data, tuple) and len(data) == 2
+        if filled_up and not (pair and str(getattr(data[1], "dtype", "")) == "bool"):
+            raise InputError("data must be (examples, mask) with a bool array as mask; leave filled_up out otherwise")
         count = _check(plan, params, configs, keys, data)
         private, data = (data, private), jax.tree.map(jnp.asarray, data)
         configs = {name: jnp.asarray(np.asarray(value), jnp.float32) for name, value in configs.items()}

@@ -38,7 +38,7 @@ class Distribution(ABC):
 
 @dataclass(frozen=True)
 class _Interval(Distribution):
-    """Law on an interval [low, high), whose ends `rule` limits."""
+    """Law on an interval [low, high). `rule` says which ends are allowed."""
 
     low: float
     high: float

@@ -132,7 +132,7 @@ def tune_on_subset(
     require_rows(data, plan.dataset_size)
     secret = Secret(key, data, plan.mechanism)
     setting = plan.settings[0]
-    # the plan of the final run, with which `note_whole` creates a new ledger
+    # `note_whole` creates a new ledger with the plan of the final run
     run = plan_of(plan, setting.sampling_probability, setting.steps, setting.final_noise)
     word = "iid" if draws_alike(space) else "iid, declared"
     note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}; candidates {word}"

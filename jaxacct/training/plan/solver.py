@@ -532,7 +532,7 @@ def _with_rate(request: PlanRequest, n: float) -> Solution:
 
 
 def _without_schedule(request: PlanRequest, rate: float, steps: int, n: float) -> Solution:
-    """Return a run of one rate and the given noise on `n` records."""
+    """Return a run on `n` records, with one rate and the noise of the request."""
     assert request.noise_multiplier is not None
     size = float(round(rate * n)) if request.sampling in rules.OF_ONE_SIZE else rate * n
     whole = (Segment(0, steps, request.noise_multiplier, rate, size),)
@@ -542,7 +542,7 @@ def _without_schedule(request: PlanRequest, rate: float, steps: int, n: float) -
 
 
 def _upper_of(request: PlanRequest, runs: Sequence[Solution]) -> np.ndarray:
-    """Return the upper bound of epsilon of each run."""
+    """Return an upper bound of epsilon for each run."""
     return _upper_epsilon(request, prefixes([_releases(replace(request, cap=run.cap), run.segments) for run in runs]))
 
 

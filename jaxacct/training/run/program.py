@@ -126,7 +126,7 @@ class Program:
         """Do nothing: only a streamed program has threads to end."""
 
     def session_after(self, error: BaseException) -> bytes | None:
-        """Return None, for no checkpoint after an error: a resumed run repeats the steps."""
+        """Return None: no checkpoint is written after an error, since a resumed run repeats the steps."""
         return None
 
     def goes_on(self, found: Checkpoint | None, ledger: bool) -> bool:

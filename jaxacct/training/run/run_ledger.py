@@ -166,7 +166,7 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
     if state.step == 0 and not state.history.stretches and state.history.ledger is None:
         return found
     known, line = state.lineage.root.known, found.lineage
-    # a pickled state has no secret key; earlier versions pickled the rest of the lineage as it is
+    # a pickled state has no key, so compare what pickle writes; earlier versions wrote the plain digests
     same = state.lineage.root == line.root if known else state.lineage[1:] in (line.hidden()[1:], line[1:])
     if not same:
         raise InputError(f"state of step {state.step} and the checkpoints are of two runs; use another folder")
@@ -204,7 +204,7 @@ def require_same_relation(plan: Plan, others: Sequence[Plan]) -> None:
 
 
 def open_ledger(ledger: Given, state: State, plan: Plan, by: str) -> Ledger | None:
-    """Return the open ledger after `_settle`; None without a ledger."""
+    """Return the open ledger after `_settle`, or None if no ledger is given."""
     require_ledger(state.history, ledger)
     if ledger is None:
         return None

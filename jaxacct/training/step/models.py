@@ -307,7 +307,7 @@ class Untrained:
     """Everything in a model that is not trained."""
 
     frozen: tuple[Any, ...]  # the arrays, in the order of the model's leaves
-    # the model's structure, whether each leaf is trained, each leaf (None: an array), and the form of an nnx module
+    # structure of the model; whether each leaf is trained; the leaf, or None for an array; form of an nnx module
     form: tuple[Hashable, tuple[bool, ...], tuple[Hashable, ...], Outer | None]
 
 
