@@ -39,7 +39,7 @@ LARGEST_ANGLE = 1e8
 """Up to this angle, in radians, sin and cos are within SIMPLE_UNITS; at 10^200 glibc's may be off by 10^5 units."""
 SMALLEST_NORMAL = 2.0**-1022
 BLOCK_SIZE = 64
-"""Number of terms in a block of a sum. The bound of the rounding error is least for a sum of this many blocks."""
+"""Number of terms in a block of a sum. For BLOCK_SIZE^2 terms this number gives the least bound of the rounding."""
 _ASYMPTOTIC_BELOW = -36.0
 """Below this x, log Phi(x) is computed by an asymptotic series, since erfc underflows for x < -37.5."""
 Array: TypeAlias = Any
@@ -187,7 +187,7 @@ def log1p_inline(x: Array) -> Array:
 
 
 def log1p_complex(a: Array, b: Array) -> Array:
-    """Return log(1 + a + ib) for NumPy arrays. If z = a + ib is small, errors are relative to |z| (np.log1p: to 1)."""
+    """Return log(1 + a + ib) for NumPy arrays. Errors are relative to |a + ib| where that is small (np.log1p: to 1)."""
     square = 2.0 * a + a * a + b * b
     near = (square > -0.75) & (square < 1e8)
     with np.errstate(divide="ignore"):

@@ -102,7 +102,7 @@ def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array
 
 
 def _laplace_change(law: LossLaw, tangent: LossLaw, z: Array) -> Array:
-    """Return `n' log M + n M'/M` of Laplace parts: `M = e^{z/s} (1 + (1 + 2z e^{-a/s})/a)/2`, scale s, a = 1 + 2z."""
+    """Return `n' log M + n M'/M` of Laplace parts of scale s: `M = e^{z/s} (1 + (1 + 2z e^{-a/s})/a)/2`, a = 1 + 2z."""
     xp = namespace(law.sign, z)
     scale, a = law.laplace_scale[..., None], 1.0 + 2.0 * z
     fallen = xp.exp(-a / scale)
@@ -289,7 +289,7 @@ def solve_rate(
     need = plain.reach(law_at(x), chosen, h, log_tol, points)
 
     def at(x: Array, epsilon: Array) -> tuple[Array, Array, Array]:
-        """Return log(delta/(b - e^eps a)), F'/delta, and F''/delta raised where it is too small for a Newton step."""
+        """Return log(delta/(b - e^eps a)), F'/delta, and F''/delta (raised if too small for a Newton step)."""
         value, fall, bend = plain.value_and_slopes(law_at(x), chosen, h, need, epsilon, points, count)
         # `fall` is -delta'/delta, `bend` is delta''/delta, and `share` is e^eps a/delta
         share = xp.exp(epsilon + log_fpr - value)

@@ -111,8 +111,8 @@ def compose(
 def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
     """Return sums of T = `mass` times f = e^{-theta d} (1 - e^{-d})_+ at d = loss - eps = start + i step.
 
-    Nodes form rows of up to ROW. With x the first d of a row and d = x + y, f is e^{-theta x} e^{-theta y} times
-    (1 - e^{-x}) + e^{-x} (1 - e^{-y}), so that products of matrices give the sums over rows with x > 0.
+    Nodes form rows of up to ROW. Let x be the first d of a row, and d = x + y. If x > 0, then f is the product of
+    e^{-theta x} e^{-theta y} and (1 - e^{-x}) + e^{-x} (1 - e^{-y}). So products of matrices give the sums over rows.
     """
     xp = namespace(mass, start, step, theta)
     rows = mass.reshape(-1, min(ROW, mass.shape[0]))
@@ -125,13 +125,13 @@ def payoff(mass: Array, start: Array, step: Array, theta: Array) -> Payoff:
     by_y = by_y * (-xp.expm1(-y[-1]) + 1e-300)
     columns = xp.stack([ends, ends * rise], axis=1)
     sums, sizes = rows @ columns, xp.abs(rows) @ columns
-    # eps lies in the last row that is not `after`, or before all of them
+    # eps lies in the last row that is not `after`, or before all rows
     crossed = xp.maximum(rows.shape[0] - 1 - xp.sum(after), 0)
     d = start + step * (rows.shape[1] * crossed + xp.arange(rows.shape[1]))
     above = (d > 0) & ~after[crossed]
     d = xp.where(above, d, 0.0)
     f = xp.where(above, -xp.exp(-theta * d) * xp.expm1(-d), 0.0)
-    # Numbers are divided by `largest`, which is at least f, before they are squared. 1e-290 exceeds what underflows.
+    # Before numbers are squared, they are divided by `largest`, which is at least f. 1e-290 makes up for underflow.
     largest = xp.maximum(xp.maximum(xp.max(f), xp.max(by_x + by_y)), 1e-300)
     u, v, w = by_x / largest, by_y / largest, f / largest
     squares = [xp.sum(ends * ends * rise**power) for power in (0, 1, 2)]
@@ -146,7 +146,7 @@ class Cells(NamedTuple):
     low: Array  # (N,) hat mass at the cell's node of lower loss
     high: Array  # (N,) hat mass at the cell's node of higher loss
     eta: Array  # (N,) upper bound of the relative error of both hat masses, below 1/4
-    whole: Array  # (N,) P-mass without a useful error bound: goes to the higher loss in an upper law, else to the lower
+    whole: Array  # (N,) P-mass without a useful error bound. Upper laws move it up to a node, lower laws down
 
     def reversed(self) -> Cells:
         """Return the cells of the mirrored law: cell k becomes cell N - 2 - k, and entry N - 1 stays."""

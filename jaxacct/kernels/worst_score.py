@@ -8,7 +8,7 @@ the leak is at most
 
 Rows are intervals of u, and columns are intervals of w. A row is served at w if the integrand at this w is used for the
 whole row, in place of the maximum over w. A row is active if its integrand is positive. A coarse evaluation (`Sketch`)
-finds E, the active rows, and the w of the maxima, which decide what tangents of T are kept. Any tangents give an upper
+finds E, the active rows, and the w of the maxima. These decide which tangents of T are kept. Any tangents give an upper
 bound, since they form a polygon above T (proofs: jaxacct/selection/README.md).
 
 On a mesh of rows and columns the upper bound is a maximum of functions linear in E ("lines"). Arrays have the cells of
@@ -148,8 +148,8 @@ def sketch(law: Repetitions, q: Array, p: Array, above: Array, resolution: Resol
         placed = xp.round(_between(levels, reach, sample.astype(q.dtype))).astype(sample.dtype)
         return xp.clip(placed, sample[0], sample[-1])  # a NaN was cast to an arbitrary integer, and is clipped
 
-    # All rows have about the same size, and so have all columns. The size of a row is the sum of three shares: what the
-    # row has of all cells, of the growth of log phi', and of the growth of log p. For a column it is the first two.
+    # All rows have about the same size, and so have all columns. The size of a row is the sum of its shares of three
+    # totals: the cells, the growth of log phi', and the growth of log p. The size of a column has the first two shares.
     # phi' is evaluated at 385 ends of cells.
     rows, columns = ((xp.arange(385) * size) // 384 for size in (above, cells))
     # A P-mass below 1e-18 counts as 1e-18, so that few rows lie there.
@@ -270,7 +270,7 @@ def order(law: Repetitions, curve: Inner, where: Mesh, ratio: Array, resolution:
         return size_p * steep(law, curve.p[at] - u_p) - cost, cost
 
     def best_of(at: Array) -> Array:
-        """Return, for each end of a group, where in `at` gain - cost is largest, or gain/cost if all gain <= cost."""
+        """For each end of a group, return where in `at` gain - cost is largest; if never > 0, where gain/cost is."""
         win, cost = value(at, around_q, around_p, row_q[::each], row_p[::each])
         win = xp.where(xp.max(win, axis=0) > 0.0, win, win / xp.maximum(cost, 1e-300))
         return xp.argmax(win, axis=0)
@@ -323,7 +323,7 @@ def attained(law: Repetitions, curve: Inner, found: Order) -> tuple[Array, Array
 
 
 def delta(law: Repetitions, above: Outer, below: Inner, ratio: Array, resolution: Resolution) -> tuple[Array, Array]:
-    """Return (lower, upper) for the worst leak at e^eps = `ratio` >= 1. If the bounds contradict, return (0, 1)."""
+    """Return (lower, upper) for the worst leak at e^eps = `ratio` >= 1. If they contradict each other: (0, 1)."""
     xp = namespace(above.q)
     where = mesh(sketch(law, above.q, above.p, xp.sum(above.ratio > 1.0), resolution), ratio, resolution)
     found = order(law, below, _moved(where, above), ratio, resolution)

@@ -65,7 +65,7 @@ def _grid(low: Array, high: Array, size: int) -> Array:
 
 @np.errstate(all="ignore")
 def place(sign: float, s: Array, t: Array, k: Array, guess: Array, tolerance: Array | float = TOLERANCE) -> Place:
-    """Choose windows, line and Chernoff bounds for thresholds k, (B,). `guess` is the log of a rough integral."""
+    """Choose windows, line and Chernoff bounds for thresholds k, (B,). `guess` estimates the log of the integral."""
     tolerance = np.broadcast_to(tolerance, s.shape)
     # for a call whose k is so large that mostly one slot alone brings S above k, try a contour with a bulk first
     alone = (sign > 0) & (k - 1.0 > 15.0 * _deviation(s, t))
@@ -319,7 +319,7 @@ def last_node(
         fresh = (fall - seen[rows]) / (here - before[rows])
         power[rows] = steep = np.where((fresh > 0.1) & (fresh < 4.0), fresh, power[rows])
         before[rows], seen[rows] = here, fall
-        # `fall` is the log of the fall
+        # `here` is log(index), and `fall` is log(fall)
         new = here + np.where(fall > 0.0, (wanted[rows] - fall) / steep, np.where(fine, -stride, stride))
         middle = 0.5 * (less + np.where(more < most, more, np.minimum(more, less + 2.0 * stride)))
         at[rows] = np.where((new > less) & (new < more), new, middle)
@@ -428,7 +428,7 @@ BULK_SPREAD = 2.0
 """Near 0, a profile's losses have a normal density, this many times as wide as the density f of one round's loss. The
 best density of a profile's losses is about the cube root of f, and so sqrt(3) times as wide as f."""
 DENSE = 4.0
-"""Factor on the number of losses beyond the bulk in a dense profile, which has no sparser far tail."""
+"""A dense profile has this many times as many losses beyond the bulk, and even more in the far tail."""
 LEAST_GAP = 1e-7
 """Smallest distance of losses, in units of the larger of 1e-3 and the standard deviation of one round's loss."""
 LEAST_DEVIATION = 1e-300
@@ -825,7 +825,7 @@ def _by_contours(asked: _Asked, low: np.ndarray, high: np.ndarray, dense: bool) 
         if wide.size == 0:
             break
         groups = list(_in_groups(wide, owner, together, apart, distance))
-        # Place a call's contour for the loss after the group: a slot far at that loss is far at all of the group's.
+        # Place a call's contour for the loss after the group: slots that are far there are far for the whole group.
         place = lambda rows: min(int(rows[-1]) + 1, int(last[rows[0]])) if sign > 0 else int(rows[rows.size // 2])
         placed = np.array([place(rows) for rows in groups])
         hopeless[wide] = True  # stays True for losses whose contour is not evaluated

@@ -39,7 +39,7 @@ class Windows(NamedTuple):
     high: Array  # (B,) lower end of the far outputs in u; if inf, nothing is far
     high_blur: Array  # (B,) width of the window at `high`, in u
     start: Array  # (B,) lower end of the grid in u; below it the law is bounded, not integrated
-    end: Array  # (B,) upper end of the grid in u; above it u is far for E(S - k)_+, the law is bounded for E(k - S)_+
+    end: Array  # (B,) upper end of the grid in u. Above it, u is far (call), or the law is only bounded (put)
 
 
 class Cells(NamedTuple):
@@ -322,7 +322,7 @@ def panel_errors(
 ) -> tuple[Array, Array]:
     """Bound the quadrature errors of int N w (e^{sign z X/t} - 1), |Im z| <= y, for bulk and for jumps (README.md, 3).
 
-    N is the normal density. The "- 1" is there where `less_one`, (B,), is true, but never for the jumps beside a bulk.
+    N is the normal density. The "- 1" counts only where `less_one` is true, and never for the jumps beside a bulk.
     """
     middle, half = 0.5 * (ends[:, 1:] + ends[:, :-1])[..., None], 0.5 * (ends[:, 1:] - ends[:, :-1])[..., None]
     real, imag = half * (_ELLIPSES + 1.0 / _ELLIPSES) * 0.5, half * (_ELLIPSES - 1.0 / _ELLIPSES) * 0.5
@@ -500,7 +500,7 @@ def powers_on(line: Line, s: Array, t: Array, windows: Windows, ends: Array, sig
     last = line.count * step
     quad_base, quad_rest = panel_errors(s, t, windows, ends, c, last, sign, ~direct)
     quad_base, quad_rest = np.where(whole, quad_rest, quad_base), np.where(whole, 0.0, quad_rest)
-    moved = c[:, None] * nodes.x * grown  # an error of X moves e^{cX} by c X e^{cX} times its own
+    moved = c[:, None] * nodes.x * grown  # a relative error r of X moves e^{cX} by c X e^{cX} r
     fixed = np.sum(base * units * (np.where(direct[:, None], grown, np.abs(less)) + moved), axis=1)
     fixed = fixed + np.where(direct, 0.0, 600.0 * ROUNDOFF * lack)
     slope = 6.0 * np.sum(base * units * grown * nodes.x, axis=1) + np.where(direct, 0.0, below * small * start_grown)

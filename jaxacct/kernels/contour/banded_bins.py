@@ -38,14 +38,14 @@ QUANTILES = np.linspace(-6.0, 3.0, 28)
 SHAPES, COSTLY = ((0.0, 1.0), (0.25, 4.0), (0.5, 2.0), (0.5, 4.0)), 30.0
 """Pairs (bend, scale/c), one for each shape of line that is tried. `Line` defines bend, scale and c.
 
-A shape is left out if the turn of all normals that |Psi| needs far out on the line costs a factor above e^COSTLY.
+Far out on a bent line, the bound of |Psi| turns every X_j. A shape is left out if this costs a factor above e^COSTLY.
 """
 SHARES = {False: (0.6, 1.0), True: (0.6,)}
-"""c over the saddle point, for the integral of Psi (False) and of Psi - 1 (True)."""
+"""Values of c that are tried, as shares of the saddle point: for integrals of Psi (False) and of Psi - 1 (True)."""
 CELLS = 200
 """Number of cells into which a line is divided, to bound an integral along it."""
 BOX, MOST_BOXES, ROUGH_BOXES = 0.4, 64, 18
-"""log X grows by about BOX over a box of nodes, or by more to have at most MOST_BOXES (ROUGH_BOXES in estimates)."""
+"""log X grows by about BOX over a box of nodes; by more if MOST_BOXES (in estimates ROUGH_BOXES) would not suffice."""
 WINDOWS = {
     (-np.inf, 1.0): ((0.0, 1.0), (0.8, 8.0), (0.9, 25.0), (0.3, 0.0), (0.5, 0.0), (0.75, 0.0)),
     (1.25, 1.25): ((0.3, 0.0), (0.45, 0.0), (0.6, 0.0), (0.75, 0.0)),
@@ -56,16 +56,16 @@ WINDOWS = {
 The path's window begins at |z| X/b = begin; if begin is 0, W = 1.
 """
 NEAR = 0.5
-"""Where |z| is larger than NEAR, Psi - 1 is the difference of its two terms: its rounding errors are as small then."""
+"""Where |z| > NEAR, Psi - 1 is computed as Psi minus 1. There this rounds no worse than the sums of `_less_one`."""
 NEARLY, CHEAP = (0.1, 0.3), 1e9
-"""If no lattice reaches the wanted accuracy, an error of up to e^NEARLY times the least possible error is accepted.
+"""If no lattice reaches the wanted accuracy, an error of up to e^NEARLY[0] times the least possible error is accepted.
 
-The first number counts if the points then take at most CHEAP multiplications.
+If the points then take more than CHEAP multiplications, NEARLY[1] replaces NEARLY[0].
 """
 GROUPS = 16
 """Approximate number of groups (`Wedge`) into which the points of a line are divided. A group has one error bound."""
 REACH, FARTHEST = 9.0, 14.0
-"""Largest reach of a lattice, and where Psi is tiny. The reach is the largest node, in deviations of a normal."""
+"""Largest reach of a lattice: for k >= 1, and for k < 1. The reach is the largest node, in deviations of a normal."""
 BENT = 4.0
 """Nodes far left of `join` are 1 + BENT times as far apart as those on the right (`Lattice`)."""
 LATTICES = 24
@@ -87,9 +87,9 @@ SIZES = 1e-6, 20.0
 MOST_TURN = 3.0
 """Largest imaginary shift of the path of a normal variable, in standard deviations."""
 ABSOLUTE = {False: 6e-14, True: 2.7e-13}
-"""Contours for E(S - k)_+ do not aim at errors below this, by integrals of Psi (False) or of Psi - 1 (True)."""
+"""Least error of E(S - k)_+ at which a contour aims: for integrals of Psi (False), and of Psi - 1 (True)."""
 DIFFERENT = 2.5
-"""From k = DIFFERENT on, E(S - k)_+ is an integral of Psi - 1: below it, one of Psi has as small an error."""
+"""E(S - k)_+ is an integral of Psi - 1 if k >= DIFFERENT. For smaller k, an integral of Psi has as small an error."""
 
 
 class Kind(NamedTuple):
@@ -271,8 +271,8 @@ def transform(bins: Bins, lattice: Lattice, z: np.ndarray, path: Path) -> np.nda
 def _less_one(bins: Bins, weight: np.ndarray, kernel: Callable[[float, float, int], np.ndarray]) -> complex:
     """Return Psi - 1 = sum_j E F_j + E(prod (1 + F_j) - 1 - sum_j F_j), where F_j = `kernel` = e^{-zX_j/b} - 1.
 
-    `weight` sums up to 1. Arrays contain the weights of their normals. After each bin, `pairs` is the second mean, with
-    y_0 and y_n fixed, and that of sum_j F_j is row(y_0) + column(y_n) + inner.
+    `weight` sums up to 1. Arrays contain the weights of their normals. After n bins, with y_0 and y_n fixed, `pairs` is
+    the mean of prod (1 + F_j) - 1 - sum_j F_j, and row(y_0) + column(y_n) + inner is the mean of sum_j F_j.
     """
     ones, begin = np.ones((1, weight.size)), weight[:, None]
     single = begin * kernel(bins.first[0], bins.second[0], weight.size) * weight
@@ -308,7 +308,7 @@ def _times_power(
 ) -> np.ndarray:
     """Repeat product -> product kernel + left right `count` times; left[:, 2] is added to left[:, 0] each time.
 
-    The map is doubled where that is less work.
+    Where that is less work, the map is composed with itself, as in a power by squaring.
     """
     size = 1
     while count:
@@ -374,7 +374,7 @@ class Boxed(NamedTuple):
     real: np.ndarray  # upper bound of Re y
     low: np.ndarray  # low <= Im y <= high
     high: np.ndarray
-    density: np.ndarray  # upper bound of int |phi(y) dy|, phi normal density; for side 0, of |phi(y) dy/(phi(s) ds)|
+    density: np.ndarray  # upper bound of int |phi(y) dy|, phi: normal density; for side 0, of |phi(y) dy/(phi(s) ds)|
 
 
 def freed(bins: Bins, x: Array) -> Array:
@@ -448,14 +448,14 @@ class Errors:
                 log_whole, top = log_whole + kind.many * np.log(one.whole), np.maximum(top, one.top)
                 shares = shares + kind.many * one.shares
                 pair, apart = np.maximum(pair, one.missed / one.whole), np.maximum(apart, one.apart)
-            # The norm in L1 may replace that in L2. The two bins that share its normals then count as `top`.
+            # A bin's norm in L1 may replace its norm in L2. The two bins that share its normals then count as `top`.
             exponents, alone = (np.minimum(shares[0, at], shares[1, at] * top**2) for at in (0, 2))
             _, turned, changes, changes_turned = shares[0]
-            # Harris' inequality needs an ascending function, which this is not. So its largest value counts, or the
-            # normal's two bins are freed.
+            # Harris' inequality needs an ascending function. The rounding of weights is not ascending. So its largest
+            # value counts, or the two bins that share the normal are left out (`freed`).
             lost, of_weights = np.exp(freed(bins, x)), self._turned(path, sides[0])
             turned = np.where(less, turned, np.minimum(lost * turned, bins.count * np.max(of_weights, axis=1)))
-            # bounds of what one normal's sum misses: of Psi or Psi - 1, and of the integral 1 without the exponentials
+            # `of_one` bounds what a normal's sum of weights misses of 1, `missed` what its sum misses of Psi or Psi - 1
             of_one = np.array([np.sum(each, axis=1) for each in weights[1:]])
             missed = pair[0] * pair[1] * np.where(less, changes + 2.0 * apart, lost)
             missed = missed + np.where(less, of_one * changes, 0.0)

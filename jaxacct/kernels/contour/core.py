@@ -20,7 +20,7 @@ SUM_OUTWARD = 1.0000001
 NEWTON_STEPS = 6
 """Number of Newton steps that solve for eps on a contour. The first step starts at the eps of the saddle point."""
 MARGIN = 1.02
-"""Tried bounds of eps are estimate -+ MARGIN * error/|slope|, both of log delta. MARGIN > 1, as the slope varies."""
+"""Tried bounds of eps: estimate -+ MARGIN * (error of log delta)/|its slope|. MARGIN > 1, since the slope varies."""
 
 
 class Bracketed(NamedTuple):
@@ -177,7 +177,7 @@ def certified(
 def epsilon_of(
     nodes: Nodes, estimate: Array, log_delta_low: Array, log_delta_high: Array, margin: float = MARGIN
 ) -> tuple[Array, Array, Array, Array]:
-    """Return what `certified` returns for the candidates `estimate` -+ `margin` * error/|slope|, both of log delta."""
+    """Return what `certified` returns for the candidates `estimate` -+ `margin` * (error of log delta)/|its slope|."""
     xp = namespace(nodes.t, estimate)
     value, slope = trapezoid(nodes, estimate)
     value = xp.maximum(value, LEAST_VALUE)

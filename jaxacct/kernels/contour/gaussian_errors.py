@@ -15,7 +15,7 @@ from jaxacct.kernels.law import LossLaw, Tilted, finite_weights, laplace_log_m, 
 LEVELS = 20
 """Number of level sets about each mode of a density. More level sets would narrow the bound by little."""
 FAST = 0.95
-"""Share of a full turn in a step of the grid above which a node of negligible weight is left out of the path."""
+"""The path leaves out a node of negligible weight if the phase may turn there by over FAST * 2 pi in a grid step."""
 NEGLIGIBLE = 1e-12
 """Weight up to which a node may be left out of the path."""
 ROUNDED_DOWN = 0.999
@@ -57,14 +57,14 @@ class _PathEnd(NamedTuple):
     The path ends before the last nodes if the phase of e^{itL} turns too far in a step there.
     """
 
-    kept: Array  # (X + 1,) whether a cell lies below the path; cells lie between nodes, one more outside either end
+    kept: Array  # (X + 1,) whether a cell lies below the path. Cells lie between nodes, and one outside each end
     odds: Array  # () odds at the right side of the path
-    feet: Array  # () masses of the heavier cells beside the feet of both sides, added up
+    feet: Array  # () sum over the path's two sides: mass of the heavier cell beside the foot of the side
     beyond: Array  # () bound of the mass of the nodes left out, and of the integral over their cells
 
 
 def _path_end(t: Tilted, odds: Array, sigma: Array, t_max: Array) -> _PathEnd:
-    """Return where the path ends for |t| <= t_max. `odds` are those at all nodes and a step outside either end."""
+    """Return where the path ends for |t| <= t_max. `odds` has the odds at all nodes, and a step outside each end."""
     xp = namespace(t.u, t_max)
     index, half_step = xp.arange(t.u.shape[-1]), xp.exp(0.5 * t.step / sigma)
     last_heavy = xp.max(xp.where(t.weight > NEGLIGIBLE, index, 0), axis=-1)

@@ -200,7 +200,7 @@ def _powers(parts: list[Part], laws: list[list[Quadrature]], t: Array, step: flo
             wrong += share * (np.minimum(branch.by_size, t * branch.by_length) + 2.2 * branch.from_step)
             size += share * np.abs(one)
             skewed += share * branch.log_m_error * np.abs(one)
-        if len(row) > 1 or part.shares[0] != 1.0:  # then portions have errors; they do not cancel as departures may
+        if len(row) > 1 or part.shares[0] != 1.0:  # then portions have errors, in proportion to `size`
             wrong += (4.0 * part.doubt + 32.0 * ROUNDOFF) * np.minimum(size + 2.0 * ROUNDOFF, 2.0)
             wrong += 1.1 * (skewed + sum(p * q.log_m_error for p, q in zip(portion, row, strict=True)) * size)
         wrong += 16.0 * ROUNDOFF * size

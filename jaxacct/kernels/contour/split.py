@@ -263,13 +263,13 @@ LARGEST_MOVE = 2.5
 LEAST_EPSILON, LARGEST_EPSILON = 1e-12, 1e9
 """Smallest and largest eps at which the search for eps may start, if it starts at the saddle point approximation."""
 MARGIN = 1.05
-"""Tried bounds of eps are estimate -+ MARGIN * error/|slope|, both of log delta. MARGIN > 1, as the slope varies."""
+"""Tried bounds of eps: estimate -+ MARGIN * (error of log delta)/|its slope|. MARGIN > 1, since the slope varies."""
 
 
 class Start(NamedTuple):
     """A starting value of eps or of log delta, and how far it is trusted."""
 
-    value: Array  # eps: used if within a factor `trust` of the saddle point's; log delta: used if trust >= BELIEVED
+    value: Array  # eps, used within a factor `trust` of the saddle point's eps; or log delta, used if trust >= BELIEVED
     trust: Array  # 0 where there is no value, inf where the value is the solution already
 
 
@@ -421,7 +421,7 @@ def _placed(
 
 
 def _at(law: LossLaw, found: _Round, eps: Array, middle: Array, points: int) -> Bracketed:
-    """Bracket log delta at eps, on the contour of `found`. An axis of eps before the batch axes may hold several."""
+    """Bracket log delta at eps, on the contour of `found`. Several eps may lie along an axis before the batch axes."""
     xp = namespace(law.gauss_n, eps)
     certificate = certify(law, found.placed, found.integrand, found.made_from, points)
     lower, upper = ends(found.integrand, certificate, eps)

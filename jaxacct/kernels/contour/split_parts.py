@@ -344,7 +344,7 @@ def cell_bounds(steps: Steps, c: Array, alpha: Array, edges: tuple[Array, Array]
 def side_bounds(steps: Steps, c: Array, alpha: Array, nodes: Grid) -> Array:
     """Return upper bounds of log densities at Im u <= alpha. Rows: bulk, jumps. Columns: first and last node."""
     # The sides lie up to half a step outside the grid. The density there is at most the density at the nearest node.
-    # |mix| may fall there, so that its share is taken at the outer ends (`gaussian_errors.shrinking`).
+    # For add, the bound needs the share by which |mix| falls. This share rises with u: take the right end of each side.
     sigma, q, sign, low, high = steps
     xp = namespace(nodes.u, c, alpha)
     u, loss = (x[..., [0, -1]] for x in (nodes.u, nodes.loss))
