@@ -57,7 +57,7 @@ LADDER = (
 """Rungs for compositions of Gaussians: three of the plain contour, then three of the split contour."""
 
 PLAIN = (*LADDER[:3], Rung(1536, 512, 3, 2), Rung(2560, 1024, 3, 1), Rung(4096, 2048, 3, 1))
-"""Rungs for compositions with Laplace or finite parts, which the split contour cannot answer."""
+"""Rungs of the plain contour alone. The split contour cannot answer for Laplace or finite parts."""
 
 
 FIRST_SPLIT = sum(not rung.split for rung in LADDER)
@@ -275,7 +275,7 @@ def delta_along(
 def _agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Put [0, 1] for brackets that `quick_bounds` contradicts. If not `each`, test 3 a row, and replace whole rows."""
+    """Replace brackets that `quick_bounds` contradicts by [0, 1]. Unless `each`, test 3 per row and replace all the row."""
     columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))
     at = epsilon[:, columns]

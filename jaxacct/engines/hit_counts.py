@@ -40,7 +40,7 @@ class Steps(NamedTuple):
     log_miss: np.ndarray  # log(1 - q)
     most: np.ndarray  # largest number of hits whose term is computed
     threshold: np.ndarray  # t
-    excess: np.ndarray  # upper bound of the difference between the loss and its value by the number of hits
+    excess: np.ndarray  # upper bound of |loss - the loss that the number of hits implies|
 
 
 class Reach(NamedTuple):
@@ -80,13 +80,13 @@ def _steps(parts: Components) -> Steps:
 def _log_chances(steps: Steps, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (logs of the chances of 0, ..., count - 1 hits, bounds of their errors, log of the chance of more hits).
 
-    Given add, the only term is that of no hit, and has the chance 1.
+    For add, the only term is that of no hit. Its chance is 1.
     """
     hits, logit = np.arange(count, dtype=float), (steps.log_hit - steps.log_miss)[:, None]
     none, n = (steps.n * steps.log_miss)[:, None], steps.n[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         left, more = np.log(np.maximum(n - hits, 0.0)), np.log(hits + 1.0)
-        rise = left - more + logit  # of the log chance from each number of hits to the next
+        rise = left - more + logit  # log(chance of one hit more/chance of this number of hits)
         rises = np.concatenate([np.zeros_like(none), np.cumsum(rise, axis=1)[:, :-1]], axis=1)
         log_chance = none + rises
         size = np.abs(rises) + 8.0 * (left + more + np.abs(logit))
@@ -103,15 +103,15 @@ def _log_chances(steps: Steps, count: int) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 class Terms(NamedTuple):
-    """The numbers of hits of each row and what each adds to delta, (B, K), beside numbers of the row, (B,)."""
+    """The terms of delta: for each row, one for each of K numbers of hits. Fields are (B, K) unless said otherwise."""
 
     steps: Steps
     least: np.ndarray  # lower bound of the log of the chance of this number of hits
-    most: np.ndarray  # upper bound of it
+    most: np.ndarray  # upper bound of the same log
     log_rare: np.ndarray  # (B,), upper bound of log(n Phi(-t))
     log_more: np.ndarray  # (B,), log of the chance of more hits than the last term has
-    v: np.ndarray  # standard deviation of the loss
-    away: np.ndarray  # what is added to eps
+    v: np.ndarray  # standard deviation of the loss, given this number of hits
+    away: np.ndarray  # the term at eps is the delta of a Gaussian at eps + away
 
 
 def _terms(steps: Steps) -> Terms:
@@ -131,7 +131,7 @@ def log_deltas(terms: Terms, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return lower and upper bounds of log delta at eps >= 0, (..., B). Where delta is 0 they are -inf."""
     removing, log_rare, excess = (x[:, None] for x in (terms.steps.removing, terms.log_rare, terms.steps.excess))
     at, off = eps[..., None] + terms.away, 8.0 * ROUNDOFF * (eps[..., None] + np.abs(terms.away))
-    # for remove the loss is at most `excess` above its value by the number of hits; for add, `excess` below it
+    # remove: the loss is at most `excess` above the loss that the number of hits implies; add: at most `excess` below
     latest, earliest = at + off + np.where(removing, 0.0, excess), at - off - np.where(removing, excess, 0.0)
     low = terms.least + _log_delta(terms.v, latest, -1.0)
     # the upper bound's other terms: the chance that an output misleads, and that of more hits
@@ -152,7 +152,7 @@ def _log_sum(x: np.ndarray) -> np.ndarray:
 
 
 def _log_delta(v: np.ndarray, at: np.ndarray, side: float) -> np.ndarray:
-    """Return an upper (side 1) or lower (-1) bound of log E(1 - e^{at - G})_+ for G ~ N(v^2/2, v^2). G is 0 if v is."""
+    """Return an upper (side 1) or lower (-1) bound of log E(1 - e^{at - G})_+ for G ~ N(v^2/2, v^2). G = 0 if v = 0."""
     from jaxacct.engines import closed_form  # needs SciPy
 
     normal = v > 0.0
@@ -190,7 +190,7 @@ def epsilon(parts: Components, target: np.ndarray, slack: np.ndarray) -> Answer:
     ends = np.zeros((3, target.size))
     for rows, terms in _blocks(parts):
         log_target, steps = np.log(target[rows]), terms.steps
-        # if every step hit the record (remove), or none did (add), the loss would be that of a Gaussian, moved
+        # if every step hit the record (remove), or none did (add), the loss would be a Gaussian's plus a constant
         mu = np.hypot(steps.mu, np.where(steps.removing, np.sqrt(steps.n) * steps.s, 0.0))
         top = closed_form.simple_epsilon(mu, log_target, slack[rows]).upper
         top = np.where(mu > 0.0, top, 0.0) - np.where(steps.removing, 0.0, steps.n * steps.log_miss)

@@ -130,7 +130,7 @@ def epsilon(
             high = crossing(up, delta_lower, low if case.two() else guess, tolerance, high=high)[1]
             middle = high if case.two() else 0.5 * (low + high)
             near = abs(middle - plan.centre) <= max(2.0 / plan.theta, 1e-3 * middle)
-            # only if the bracket is not wide does `middle` estimate epsilon
+            # `middle` estimates epsilon only if the bracket is not wide
             known = high - low < SAYS_NOTHING * high
             # A `middle` above 1e3 times both the plan's eps and `ceiling` is too far off for a new plan.
             lost = middle > 1e3 * max(plan.centre, ceiling)

@@ -30,7 +30,7 @@ LITTLE_NOISE = 0.05
 """Up to this noise multiplier moments have a closed form, up to a relative error of about e^(-1/(8 sigma^2))."""
 LARGEST_ERROR = 0.1
 """If a rule's error, relative to the moment, is at least this number, the rule gives no bound. Rounding errors of
-exponents below it add up to first order."""
+exponents count by their mean, as they do to first order, only if all of them are below this number."""
 NODES_AT_ONCE = 2**16
 """Largest number of nodes, of all rows together, that are evaluated at a time. Such arrays fit into a cache."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
@@ -165,7 +165,7 @@ def _sampled_laplace(scale: np.ndarray, q: np.ndarray, power: np.ndarray) -> Int
 
 
 def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float]:
-    """Bracket log E_Q[mix^power]. The mean is at most the largest mix^power, at least that times its atom's Q-mass."""
+    """Bracket log E_Q[mix^power]: at most the largest mix^power, and at least this times the Q-mass of its atom."""
     at, log_mass = (1.0, -np.log(2.0) - 1.0 / scale) if power > 0 else (-1.0, -np.log(2.0))
     largest = power * float(log_mixture(np.asarray(at / scale), np.asarray(q)))
     slack = 32.0 * ROUNDOFF * (largest + 1.0 / scale + 1.0)
@@ -184,7 +184,7 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray, c: np
 
 
 def _little_noise(sigma: np.ndarray, q: np.ndarray, power: np.ndarray, c: np.ndarray) -> Interval:
-    """Bracket log E_Q[mix^power] for a power < 0 or >= 1, by (1 - q)^power and, above 0, E_Q[(q e^y)^power]."""
+    """Bracket log E_Q[mix^power]: by (1 - q)^power if power < 0, and also by E_Q[(q e^y)^power] if power >= 1."""
     half, log_q, log_rest = 0.5 / sigma**2, np.log(q), np.log1p(-q)
     # a power >= 1: the moment is 1 + shift + rest, where 0 <= rest <= e^log_rest_most
     down, up = c * log_rest, c * (log_q + power * half)

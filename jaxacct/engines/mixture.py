@@ -1,8 +1,8 @@
 """Brackets for compositions of Gaussian mixtures, one direction and one row (configuration) at a time.
 
 A row for which the contour integral fails gets [-inf, inf]. The delta of a single step that draws one of several
-mixtures (its branches) needs no contour. The loss of every branch is monotone in the output u. So its delta is
-P(H) - e^eps Q(H) for a half line H of outputs, whose endpoint solves loss = eps.
+mixtures (its branches) needs no contour. The loss of every branch is monotone in the output u. So a branch's
+delta is P(H) - e^eps Q(H) for a half line H of outputs, whose endpoint solves loss = eps.
 """
 
 from __future__ import annotations

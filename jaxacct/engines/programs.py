@@ -448,7 +448,7 @@ def seconds() -> float:
 
 @contextlib.contextmanager
 def announced() -> Iterator[None]:
-    """Time and count the compilation in the `with` block. Print a line once all compilations took NOTICE_SECONDS."""
+    """Time and count the compilation in the `with` block. Print a line after NOTICE_SECONDS of compiling in all."""
     timer = None
     if not _once.locked() and _shown():
         timer = threading.Timer(max(NOTICE_SECONDS - compiling.seconds, 0.0), _say)

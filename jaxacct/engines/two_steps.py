@@ -53,7 +53,7 @@ LEAST_BOUND = 1e-305
 FARTHEST = 30.0
 """In `_search`, lower bounds of log(delta/target) are raised to -FARTHEST, and upper bounds lowered to FARTHEST."""
 NEAR = 0.05
-"""Both searches converge only at a step in v (see `_search`) < NEAR. `_rough` also needs |log(delta/target)| < NEAR."""
+"""Both searches go on until a step in v (see `_search`) is below NEAR; `_rough`, also until |log(delta/target)| is."""
 
 
 def _steps(parts: Components) -> Steps:
@@ -255,7 +255,7 @@ def surveyed(steps: Steps, eps: np.ndarray) -> Survey:
     s = 1.0 / steps.sigma
     signed = np.where(steps.removing, eps, -eps)
     knee = np.log1p(-steps.q) - np.log(steps.q)
-    # The integrand has kinks at L = eps and eps - L = b. L is the first step's loss, b the only bound of the second's.
+    # The integrand has kinks at L = eps and eps - L = b: L is the first step's loss, and b a bound of the second's.
     places = [_exponent(steps, loss) for loss in (signed, signed - np.log1p(-steps.second_q))]
     centres = [(np.where(np.isfinite(y), y, knee) / s + 0.5 * s) + _ABOUT / s for y in (knee, *places)]
     u = np.concatenate([_WIDE + 0.0 * s, _WIDE + s, *centres], axis=1)
