@@ -161,7 +161,7 @@ class BLT(ToeplitzStrategy):
     Parameters
     ----------
     buffers : d, the number of terms of the sum over k, and the number of noise buffers that a run keeps.
-    steps, epochs : n, the size of the matrix, and the number of fixed epochs for search and errors, a divisor of n.
+    steps, epochs : the size n of the matrix, and the number of fixed epochs that `error` is for (it divides n).
     scales, decays : d numbers each, scales > 0 and 0 <= decays < 1, if known; otherwise they are searched for.
 
     References
@@ -216,7 +216,7 @@ class BandedInverse(ToeplitzStrategy):
     Parameters
     ----------
     inverse_bands : p, the number of bands of C^-1.
-    steps, epochs : n, the size of the matrix, and the number of fixed epochs for search and errors, a divisor of n.
+    steps, epochs : the size n of the matrix, and the number of fixed epochs that `error` is for (it divides n).
     inverse : the first column d_0 > 0, d_1, ..., d_{p-1} of C^-1, if it is known; otherwise it is searched for.
 
     References
