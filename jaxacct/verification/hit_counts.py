@@ -25,7 +25,7 @@ def applies(parts: Any) -> bool:
 
 
 def enclose(parts: Any, epsilon: Any) -> Any:
-    """Enclose delta(epsilon) in one direction. The result is wide if outputs do not show well who was hit."""
+    """Enclose delta(epsilon) in one direction. The result is wide if outputs do not show which steps were hits."""
     ((law, n),) = [(part, count) for part, count in parts if type(part) is SampledGaussian]
     beside = sum((count * part.square for part, count in parts if type(part) is GaussianLoss), arb(0))
     q, s = law.rate, 1 / law.sigma

@@ -217,7 +217,7 @@ def _beside_others(asked: Asked) -> Asked:
 
 
 SUMS = (known.Gaussian, known.Laplace, known.DiscreteGaussian, known.DiscreteLaplace, known.FiniteOutput)
-"""Mechanisms whose law without the record is known, and where a zeroed record is no record."""
+"""Mechanisms whose law without the record is known. In them, setting a record to zero is the same as removing it."""
 
 
 @defines(known.PoissonSampled)
@@ -436,7 +436,7 @@ def kept_slot(asked: Asked, mechanism: Any, rate: Any) -> list[Part]:
 
 @defines(known.TruncatedPoissonSampled)
 def _capped(asked: Asked, mechanism: Any, sampling_probability: Any, dataset_size: Any, cap: Any) -> list[Part]:
-    """Return the loss of capped Poisson sampling. If `cap` or more others are drawn, the rate is kept/tau (`_cap`)."""
+    """Return the loss of capped Poisson sampling. If `cap` or more others are drawn, its rate is kept/tau (`_cap`)."""
     _refuse(asked, "capped Poisson sampling", "replace_one")
     if asked.relation == "zero_out" and not asked.alone:
         raise NotCovered("zero_out where a record displaces others")
@@ -621,7 +621,7 @@ def _apart(columns: list[Column], separation: int, most: int | None) -> Moves:
 
 
 def _cyclic(columns: list[Column], groups: int, sampling_probability: float) -> Moves:
-    """Return the rate and balls [a, b]. a: one group's r-th largest squared column norm; b: the maximum over groups."""
+    """Return the rate and balls [a, b]. a: r-th largest squared norm of a column in one group; b: in any group."""
     for first, column in enumerate(columns):
         if not all(type(row) is int and first <= row < first + groups for row in column):
             raise NotCovered("cyclic Poisson sampling of more bands than groups, or of a tree")
