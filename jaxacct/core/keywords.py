@@ -43,7 +43,7 @@ OF_OTHERS = {
     "participations": "ja.RandomAllocation",
     "fpr": "ja.risk",
 }
-"""Words that no row of a sweep takes, each with who takes it. `sweeps` may not import these, to read their words."""
+"""Words that a sweep refuses, each with the name to ask instead. `sweeps` may not import these to read the words."""
 FRONT_DOOR = {
     **dict.fromkeys(("get_epsilon", "compute_epsilon", "eps", "compute_eps", "compute_dp_sgd_privacy"), "ja.epsilon"),
     **dict.fromkeys(("get_delta", "compute_delta"), "ja.delta"),

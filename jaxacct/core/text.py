@@ -101,7 +101,7 @@ def listed(values: Any, form: Callable[[float], str], prefix: str = "") -> str:
 
 
 def unusual(relation: str, unit: str = "record") -> str:
-    """Return words for the neighbours of a claim, to be added to it; none where they are the usual ones.
+    """Return words to add to a claim: its neighbouring relation and its unit, each only if it is not the usual one.
 
     >>> unusual("zero_out", "user"), unusual("add_or_remove_one")
     (', zero_out, unit user', '')
