@@ -275,7 +275,7 @@ def delta_along(
 def _agreed(
     parts: Components, epsilon: np.ndarray, low: np.ndarray, high: np.ndarray, each: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Replace brackets that `quick_bounds` contradicts by [0, 1]. Unless `each`, test 3 per row and replace all the row."""
+    """Replace brackets that `quick_bounds` contradicts by [0, 1]. Unless `each`, three tests decide on a whole row."""
     columns = np.arange(epsilon.shape[1]) if each else np.array([0, epsilon.shape[1] // 2, -1])
     some = parts.take(np.repeat(np.arange(len(epsilon)), columns.size))
     at = epsilon[:, columns]
