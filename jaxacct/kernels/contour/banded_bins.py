@@ -921,7 +921,7 @@ class Profile:
                 continue
             less = bool(sign > 0 and k[at] >= DIFFERENT and shapes_for(self.bins, True))
             # `goal` is the error of E(k - S)_+ to aim at
-            if sign > 0:  # `low` may be far too small, so that 0.05 width low would be far less than is asked for
+            if sign > 0:  # if `low` is far too small, 0.05 width low is far less than is asked for
                 enough = max(0.05 * width * low, min(30.0 * width * low, 10.0 * ABSOLUTE[True]))
                 goal = max(enough, 0.4 * error, ABSOLUTE[less])
             else:

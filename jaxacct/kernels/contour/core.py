@@ -42,7 +42,7 @@ class Nodes(NamedTuple):
     h: Array
     t: Array  # (count,) t_k, the imaginary part of z_k
     weight: tuple[Array, Array]  # (count,) real and imaginary part of h / (pi z (z + 1)), halved at t = 0
-    log_modulus: Array  # (count,) Re K(z_k) - K(c), at most 0 apart from rounding
+    log_modulus: Array  # (count,) Re K(z_k) - K(c), which is at most 0 up to rounding
     angle: Array  # (count,) Im K(z_k)
     slack: Array  # (count,) bound on the error of e^{K(z_k) - K(c)}
     tail: Array  # bound on the sum of the terms that were cut off, divided by Z = e^{K(c) - c eps}

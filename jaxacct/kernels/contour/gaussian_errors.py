@@ -1,6 +1,6 @@
 """Bounds of the errors of sampled Gaussians and other parts on a contour (kernels/README.md, sections 1 to 4).
 
-Each function bounds one source of error, most relative to the tilted mass `M(c)` of the part.  The likelihood ratio of
+Each function bounds one source of error.  Most bounds are relative to the tilted mass `M(c)`.  The likelihood ratio of
 a sampled Gaussian at u = x/sigma is mix = 1 - q + q e^y, with y = u/sigma - 1/(2 sigma^2).
 """
 
@@ -126,7 +126,7 @@ def _step_error(sigma: Array, q: Array, sign: Array, t: Tilted, t_max: Array) ->
     whole = top + xp.log(xp.sum(xp.exp(exponent - top[..., None]), axis=-1) * step) - 0.5 * xp.log(2.0 * xp.pi)
     decay = 2.0 * xp.pi * alpha / step
     error = 0.5 * alpha**2 + whole - t.log_m[..., None] + xp.log(2.0) - decay - log1p(-xp.exp(-decay))
-    # Along a side the log of the integrand rises by at most a convex function. It is 0 at the foot, `rise` at the top.
+    # Along a side the log of the integrand rises by at most a convex function, 0 at the foot and `rise` at the top.
     shrunk = xp.max(xp.where(end.kept[..., None, :], (loss - lowest)[..., 1:], 0.0), axis=-1)
     angle, o = angle[..., 0], end.odds[..., None]
     argument = xp.maximum(o / (1.0 + o) * angle, xp.arctan2(o * xp.sin(angle), 1.0 + o * xp.cos(angle)))

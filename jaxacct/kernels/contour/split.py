@@ -6,8 +6,8 @@ integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of composit
 if keep_bulk = 0, the part of bulk compositions, whose steps are all in the bulk (split_remainder.py).
 
 Far outcomes are not integrated, since under the tilt they would outweigh all outcomes that decide delta.  Bulk
-compositions are not integrated (keep_bulk = 0) where their loss is almost constant: its characteristic function does
-not decay, so its integral needs too many nodes.  The bounds hold for any windows, abscissa, period and nodes.
+compositions are not integrated (keep_bulk = 0) where their loss is almost constant: the characteristic function of such
+a loss does not decay, so the integral needs too many nodes.  Any windows, abscissa, period and nodes give valid bounds.
 """
 
 from collections.abc import Callable
