@@ -187,7 +187,7 @@ def _climb(
             low, high = np.where(ok, low, -np.inf), np.where(np.isnan(high), np.inf, high)
             better = ok & (high - low < upper[rows] - lower[rows])
             estimate[rows] = np.where(better, mid, estimate[rows])
-            # A plain rung's estimate serves as start only if the saddle point approximation is within 5 times of it.
+            # A plain rung's estimate serves as start only if the saddle point approximation is within a factor 5.
             trust = np.where(ok, np.inf, split_contour.BELIEVED) if rung.split else np.full(mid.size, 5.0)
             for old, new in ((start.value, mid), (start.trust, trust)):
                 old[rows] = np.where(np.isfinite(mid), new, old[rows])

@@ -134,7 +134,7 @@ def log_deltas(terms: Terms, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     # remove: the loss is at most `excess` above the loss that the number of hits implies; add: at most `excess` below
     latest, earliest = at + off + np.where(removing, 0.0, excess), at - off - np.where(removing, excess, 0.0)
     low = terms.least + _log_delta(terms.v, latest, -1.0)
-    # the upper bound's other terms: the chance that an output misleads, and that of more hits
+    # the upper bound's other terms: the chance that an output misleads, and the chance of more hits
     rest = np.where(removing, np.logaddexp(log_rare, terms.log_more[:, None]), -np.inf)
     rest = np.broadcast_to(rest, (*eps.shape, 1))
     high = np.concatenate([terms.most + _log_delta(terms.v, earliest, 1.0), rest], axis=-1)

@@ -184,7 +184,7 @@ def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray, c: np
 
 
 def _little_noise(sigma: np.ndarray, q: np.ndarray, power: np.ndarray, c: np.ndarray) -> Interval:
-    """Bracket log E_Q[mix^power]: by (1 - q)^power if power < 0, and also by E_Q[(q e^y)^power] if power >= 1."""
+    """Bracket log E_Q[mix^power], power < 0 or >= 1: by (1 - q)^power, plus E_Q[(q e^y)^power] if power >= 1."""
     half, log_q, log_rest = 0.5 / sigma**2, np.log(q), np.log1p(-q)
     # a power >= 1: the moment is 1 + shift + rest, where 0 <= rest <= e^log_rest_most
     down, up = c * log_rest, c * (log_q + power * half)
@@ -370,7 +370,7 @@ def _minimise(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return, for each row, the smallest objective and the smallest Rényi divergence among the orders that are tried.
 
-    The objective is a valid bound at any c = order - 1. Either it or c times it is convex in c, so it has one minimum.
+    The objective is a valid bound at any c = order - 1. It has one minimum, since it, or c times it, is convex in c.
     """
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)

@@ -253,7 +253,7 @@ def _largest_loss(parts: list[Part], sign: float) -> float:
     """Return an upper bound of the composed loss: inf for remove, and also for add if a branch has no shift 0."""
     if sign > 0 or any(law.shift[0] > 0.0 for part in parts for law in part.branches):
         return np.inf
-    # `LEFT_OUT` covers the weights of components that were left out
+    # the term with `LEFT_OUT` covers the weights of components that were left out
     each = (part.times * (2.0 * LEFT_OUT[0] - min(_log_rest(law) for law in part.branches)) for part in parts)
     return sum(each) * (1.0 + 1e-12)
 

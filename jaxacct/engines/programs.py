@@ -35,7 +35,7 @@ Run = Callable[..., Sequence[Any]]
 """A program: a function from the leaves of its arguments (arrays on one device) to the leaves of the answer."""
 
 VARIABLE = "JAXACCT_CACHE_DIR"
-"""Environment variable that names the folder of kept programs. If it is set to nothing, no programs are kept."""
+"""Environment variable that names the folder of kept programs. If it is set and empty, no programs are kept."""
 LIMIT_BYTES = 512 * 2**20
 """Largest size of all kept programs together, in bytes. One program takes 1 to 6 MiB."""
 ENDING, WARM_ENDING = ".program", ".warm"

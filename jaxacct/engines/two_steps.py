@@ -53,7 +53,7 @@ LEAST_BOUND = 1e-305
 FARTHEST = 30.0
 """In `_search`, lower bounds of log(delta/target) are raised to -FARTHEST, and upper bounds lowered to FARTHEST."""
 NEAR = 0.05
-"""Both searches go on until a step in v (see `_search`) is below NEAR; `_rough`, also until |log(delta/target)| is."""
+"""To converge, both searches need a step in v (see `_search`) < NEAR, and `_rough` also |log(delta/target)| < NEAR."""
 
 
 def _steps(parts: Components) -> Steps:

@@ -365,7 +365,7 @@ def _of_masses(asked: Asked, key: tuple[Any, ...], masses: Any, alike: bool = Tr
 
 @defines(RandomAllocation)
 def _allocated(asked: Asked, mechanism: Any, slots: Any, participations: Any, group: Any) -> list[Part]:
-    """Return the loss of random allocation. The record gets one of `slots` slots at random. Others keep theirs."""
+    """Return the loss of random allocation. The record gets one of `slots` slots at random; others keep theirs."""
     _refuse(asked, "RandomAllocation")
     if participations != 1:
         raise NotCovered("random allocation of several slots to a record")
