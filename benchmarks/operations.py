@@ -172,6 +172,8 @@ def ask(name: str, count: int, budget: float, table: Path) -> None:
         if tuple(point) in known:
             continue
         if not warm:
+            import scipy.optimize  # noqa: F401 - the first lattice imports it, in .2 s
+
             warm = True
             for _ in range(2):
                 once(question, Point(1.0, 0.1, 10.0, 1e-6))

@@ -185,14 +185,14 @@ def test_every_relation_has_its_sentences(relation):
 
 
 SEVERAL = {
-    "run": (ja.dp_sgd(1.0, 0.01, 100, group=3), 3),
+    "run": (ja.dp_sgd(4.0, 0.1, 10, group=3), 3),
     "step": (ja.PoissonSampled(ja.Gaussian(2.0), 0.01, group=7), 7),
     "without replacement": (ja.SampledWithoutReplacement(ja.Gaussian(2.0), 0.1, group=3, dataset_size=100), 3),
     "with replacement": (ja.SampledWithReplacement(ja.Gaussian(4.0), 10, 1000, group=2), 2),
     "allocation": (ja.RandomAllocation(ja.Gaussian(4.0), 10, group=3), 3),
     "repeated": (ja.repeat(ja.repeat(ja.PoissonSampled(ja.Gaussian(90.0), 1.0, group=4), 2), 5), 4),
     "two sizes": (ja.compose(ja.dp_sgd(2.0, 0.01, 10, group=5), ja.dp_sgd(2.0, 0.02, 10, group=3)), 3),
-    "a part of one": (ja.compose(ja.dp_sgd(2.0, 0.01, 10, group=5), ja.Gaussian(9.0)), 1),
+    "a part of one": (ja.compose(ja.dp_sgd(9.0, 0.1, 10, group=5), ja.Gaussian(9.0)), 1),
     "a run of one": (ja.compose(ja.dp_sgd(2.0, 0.01, 10, group=5), ja.dp_sgd(2.0, 0.01, 10)), 1),
     "nested": (ja.compose(ja.repeat(ja.compose(ja.Gaussian(9.0), ja.dp_sgd(2.0, 0.01, 2, group=2)), 2)), 1),
     "one": (ja.dp_sgd(2.0, 0.01, 10), 1),
@@ -834,9 +834,9 @@ def test_a_batch_size_that_is_not_that_of_the_row_is_not_claimed():
 
 
 def test_a_rate_that_was_solved_for_epochs_is_claimed():
-    grid = {"noise_multiplier": 4.0, "epochs": 2, "target_epsilon": 1.0, "target_delta": 1e-5}
+    grid = {"noise_multiplier": 4.0, "epochs": 50, "target_epsilon": 2.0, "target_delta": 1e-5}
     made = report(sweep(grid, progress=False))
-    assert made.may_all_be_claimed and 0.99 < made.claims[0].upper <= 1.0
+    assert made.may_all_be_claimed and 1.98 < made.claims[0].upper <= 2.0
 
 
 def test_a_kind_of_several_lines_does_not_leave_its_cell():

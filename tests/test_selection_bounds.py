@@ -8,6 +8,7 @@ from selection_cases import hockey_stick, rows, worst_order
 
 import jaxacct as ja
 from jaxacct import selection
+from jaxacct.selection import envelope
 from jaxacct.selection.base_profile import Sides, sides, upper_delta
 from jaxacct.selection.envelope import lines, points_of, table_of
 from jaxacct.selection.law_of_k import evaluated
@@ -112,10 +113,20 @@ def test_an_envelope_reaches_far_in_the_direction_with_smaller_losses():
     assert upper <= selection.bound_epsilon(run, law, 1e-16, bound="privacy_profile", relation="add_one").upper
 
 
+@pytest.mark.slow  # 4 CPU seconds; the next test says the same of a base whose delta is made coarse
 def test_an_envelope_ends_where_the_base_has_a_bound():
     """The upper ends of the base's delta stay above 1e-65 here, though a bound of its epsilon at 1e-108 is known."""
     run, law = ja.dp_sgd(1.9, 1e-6, 1e6), selection.Geometric(0.1)
     assert selection.bound_epsilon(run, law, 1e-100, bound="envelope").upper < 0.2
+
+
+def test_an_envelope_ends_at_a_known_epsilon_of_the_base(monkeypatch):
+    """Here every upper end of the base's delta is at least 1e-9, though its epsilon at smaller deltas is known."""
+    coarse, real = (lambda *given: np.maximum(real(*given), 1e-9)), envelope.upper_delta
+    monkeypatch.setattr(envelope, "upper_delta", coarse)
+    monkeypatch.setattr(envelope, "epsilon", lambda *_, **__: ja.Bounds(0.0, 1.0, 1.0, "bound", "width", "lattice"))
+    run, law = ja.Gaussian(3.0), selection.Geometric(0.1)
+    assert selection.bound_epsilon(run, law, 1e-40, bound="envelope").upper < 6.0
 
 
 def test_epsilon_and_delta_are_inverse():

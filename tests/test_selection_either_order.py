@@ -90,7 +90,7 @@ def test_candidates_of_random_configurations_have_random_orders(law):
         found = asked(chosen, eps)
         assert (found.upper >= truth * (1.0 - 1e-9)).all() and (found.lower <= truth).all()
         assert set(found.kind.tolist()) == {"bound"}
-        assert (asked(ja.compose(chosen, ja.PureDP(0.0)), eps).upper >= truth * (1.0 - 1e-9)).all()
+    assert (asked(ja.compose(chosen, ja.PureDP(0.0)), eps).upper >= truth * (1.0 - 1e-9)).all()
     tighter, wider = (asked(selection.select(base, law), eps).upper for base in (F, worst))
     assert (tighter <= wider * (1.0 + 1e-3)).all()
     named = selection.bound_delta(F, law, eps, relation="replace_one")
