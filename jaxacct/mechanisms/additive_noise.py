@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -39,7 +39,6 @@ for z from 12 to 37, and again for z below 0. The chords between the points add 
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class Gaussian(AdditiveNoise):
     """Gaussian noise of standard deviation ``noise_multiplier`` times the add/remove sensitivity.
 
@@ -122,7 +121,6 @@ def profile_of_gaussian(mu: float, epsilon: np.ndarray) -> np.ndarray:
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class Laplace(AdditiveNoise):
     """Laplace noise of scale ``scale`` times the add/remove sensitivity: (1/scale)-DP.
 
@@ -184,7 +182,6 @@ class _IntegerNoise(OfFinitePair):
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class DiscreteGaussian(_IntegerNoise):
     """Discrete Gaussian noise: Pr[x] proportional to e^{-x^2/(2 sigma^2)} on the integers.
 
@@ -232,7 +229,6 @@ class DiscreteGaussian(_IntegerNoise):
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class DiscreteLaplace(_IntegerNoise):
     """Discrete Laplace (two-sided geometric) noise: Pr[x] proportional to e^{-|x|/scale} on the integers.
 
@@ -317,7 +313,6 @@ def _grouped(
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class SmoothSensitivityGaussian(FiniteMechanism):
     """A number f(X) plus Gaussian noise of standard deviation ``noise_multiplier`` * S(X); S(X) depends on the data.
 

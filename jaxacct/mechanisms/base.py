@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar, cast, dataclass_transform
 
 import jax
 import numpy as np
@@ -72,7 +72,7 @@ Part = GaussianPart | LaplacePart | FinitePart | ConcentratedPart
 class Mechanism(ABC):
     """Mechanism, or batch of mechanisms: one configuration for each element of the numeric fields' common shape.
 
-    Subclasses are frozen dataclasses that ``register`` makes pytrees. A field named in ``constraints`` is numeric: the
+    ``register`` makes subclasses frozen dataclasses and pytrees. A field named in ``constraints`` is numeric: the
     constructor checks it and stores a float or a read-only float64 array. A tracer is stored unchecked. A pytree
     transformation may put any object in a field: ``validated`` checks every field. Mechanisms are equal if class,
     structure and numbers are equal.
@@ -296,8 +296,14 @@ MOST_SHOWN = 40
 """If an array has more numbers than this, `repr` shows only its first and last numbers."""
 
 
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 def register(cls: type[M]) -> type[M]:
-    """Make a frozen dataclass a pytree. Fields with metadata static=True are no leaves. Unflattening checks nothing."""
+    """Make a class a frozen dataclass, unless it is one, and a pytree. Unflattening a pytree checks nothing.
+
+    Fields with metadata static=True are no leaves. The dataclass has no equality of its own: `Mechanism` defines it.
+    """
+    if "__dataclass_fields__" not in vars(cls):
+        cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
     if issubclass(cls, Mechanism) and cls.kind is not Mechanism.kind:
         raise TypeError(f"{cls.__name__}.kind is never asked; define kind_under(relation, composed), which is")
     fields = dataclasses.fields(cast(Any, cls))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -36,7 +35,6 @@ MOST_DIGITS = 2**20
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class Repeated(Combinator):
     """A mechanism composed with itself ``steps`` times, adaptively: losses add (README.md, "Composition").
 
@@ -118,7 +116,6 @@ FIRST_SHOWN = 8
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class Composed(Combinator):
     """Several mechanisms run one after the other on the same data, each free to depend on earlier outputs.
 
@@ -267,7 +264,6 @@ def compose(*mechanisms: Mechanism) -> Composed:
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class ProposeTestRelease(Combinator):
     """Release ``mechanism`` only if a noisy distance says that the data is far from unstable data.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +21,6 @@ LEAST_ORDER = 1e-6
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class ZCDP(BaseMechanism):
     """Any (xi, rho)-zCDP mechanism: Rényi divergences are at most xi + rho alpha for alpha > 1, in both directions.
 

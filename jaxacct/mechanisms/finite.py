@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from typing import ClassVar
 
@@ -47,7 +47,6 @@ class FiniteMechanism(OfFinitePair):
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class RandomizedResponse(FiniteMechanism):
     """Tell the true answer with probability ``probability``, else another category, drawn uniformly.
 
@@ -110,7 +109,6 @@ RandomisedResponse = RandomizedResponse
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class PureDP(FiniteMechanism):
     """Any ``epsilon``-DP mechanism, through the pair that dominates them all: randomised response.
 
@@ -144,7 +142,6 @@ class PureDP(FiniteMechanism):
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class ApproximateDP(FiniteMechanism):
     """Any (``epsilon``, ``delta``)-DP mechanism, through the pair that dominates them all.
 
@@ -261,7 +258,6 @@ def _atoms(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class FiniteOutput(FiniteMechanism):
     """Mechanism with finitely many outputs: probabilities ``p`` with the record and ``q`` without it.
 

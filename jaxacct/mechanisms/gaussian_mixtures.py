@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 from typing import Any, ClassVar, NamedTuple
 
@@ -310,7 +309,6 @@ def rows_of(mechanism: Mechanism, *fields: Any) -> list[tuple[float, ...]]:
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     """Gaussian noise on a sum to which a record, or a group, contributes ``sensitivities``_i with probability p_i.
 

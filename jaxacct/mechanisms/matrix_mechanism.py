@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
 import numpy as np
@@ -33,7 +33,6 @@ KEPT = 64
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class MatrixMechanism(EqualToAnother):
     """The release of C X + Z: row i of X is the sum of step i's clipped gradients, Z has N(0, s^2 R^2) entries.
 
@@ -241,7 +240,6 @@ def _profiles(strategy: Strategy, bins: int, noise: float) -> tuple[BracketedPro
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class SharedBins(Mechanism):
     """Balls in bins where neighbouring bins share noise. A dominating and a dominated pair bracket compositions."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from fractions import Fraction
 from typing import ClassVar
 
@@ -31,7 +31,6 @@ LOSS_CELLS = 1024
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class ExponentialMechanism(FiniteMechanism):
     """The exponential mechanism, Pr[r] proportional to e^{epsilon u(r)/(2 D)}, with D the sensitivity of u.
 
@@ -66,7 +65,6 @@ class ExponentialMechanism(FiniteMechanism):
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class ReportNoisyMax(FiniteMechanism):
     """Report which candidate has the largest score after adding noise to each.
 
@@ -114,7 +112,6 @@ class ReportNoisyMax(FiniteMechanism):
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class GaussianNoisyMax(BaseMechanism):
     """Report which of ``candidates`` has the largest score after adding Gaussian noise to each.
 
@@ -185,7 +182,6 @@ def _bounded_range_pair(epsilon: np.ndarray) -> FinitePair:
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class AboveThreshold(OfFinitePair):
     """Say of each query in a stream whether it is above a noisy threshold. Stop after ``answers`` queries above it.
 
@@ -232,7 +228,6 @@ class AboveThreshold(OfFinitePair):
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class NumericSparse(Mechanism):
     """AboveThreshold that also releases the value of each query found above the threshold, with fresh Laplace noise.
 
@@ -281,7 +276,6 @@ class NumericSparse(Mechanism):
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class PartitionSelection(Mechanism):
     """Release keys (partitions) of a table of counts, alone or with noisy counts. The keys need not be public.
 

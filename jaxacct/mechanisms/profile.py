@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
@@ -27,7 +26,6 @@ LEAST_POINT = 1e-12
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class PrivacyProfile(FiniteMechanism):
     """Any mechanism known to be (``epsilon``_k, ``delta``_k)-DP for every k, through the pair that dominates it.
 

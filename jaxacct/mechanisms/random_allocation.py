@@ -10,7 +10,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
@@ -68,7 +67,6 @@ _LOSSES: ContextVar[Losses] = ContextVar("losses", default="usual")
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class RandomAllocation(Mechanism):
     """A round of t releases; each record takes part in exactly ``participations`` of them, drawn at random.
 
@@ -246,7 +244,6 @@ def require_gaussian_slots(owner: str, mechanism: Any) -> None:
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class BallsInBins(EqualToAnother):
     """Several epochs of t releases (slots). A record takes part in one random slot, the same in every epoch.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import ClassVar, NamedTuple, cast
@@ -78,7 +78,6 @@ ONE_GROUP = "ask for one group size at a time"
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class PoissonSampled(OfGaussianMixtures):
     """A base mechanism on a Poisson sample, which holds each record with ``sampling_probability`` q, independently.
 
@@ -315,7 +314,6 @@ def _protects_groups(mechanism: Mechanism) -> bool:
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class TruncatedPoissonSampled(OfGaussianMixtures):
     """A Gaussian on a Poisson sample, which is cut to a uniform subset of ``cap`` records if it is larger.
 
@@ -527,7 +525,6 @@ def _series(n: float, q: float, start: float, way: int) -> tuple[float, float]:
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class SampledWithoutReplacement(OfGaussianMixtures):
     """A base mechanism run on a sample of fixed size without replacement, a share ``sampling_ratio`` g of the data.
 
@@ -758,7 +755,6 @@ def _replaced(pair: FinitePair, ratio: np.ndarray) -> FinitePair:
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class SampledWithReplacement(OfGaussianMixtures):
     """A Gaussian on ``batch_size`` B draws from n = ``dataset_size`` records, each draw independent of the others.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,7 +25,6 @@ MOST_PASSES, MOST_ROWS = 1000, 16
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class ShuffledBatches(Mechanism):
     """One pass over a data set that is shuffled and cut into ``batches`` of a fixed size, with a Gaussian on each.
 
@@ -121,7 +120,6 @@ def _attacked(mechanism: Mechanism, attack: str) -> Mechanism:
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class _SeenBatches(Mechanism):
     """What an attack sees of one pass: the largest output, or all outputs."""
 

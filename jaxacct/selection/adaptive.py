@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -44,7 +43,6 @@ LAST_EPS = 1e300
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class AdaptiveSelection(AnySelection):
     """Selection whose candidates may depend on all earlier outputs, made by `select(..., candidates="adaptive")`.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -69,7 +69,6 @@ ASKED_EPS = 600.0
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class _Under(Mechanism):
     """A base under one fixed relation, whatever relation it is asked about. Its directions are "remove" and "add".
 

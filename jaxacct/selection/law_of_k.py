@@ -6,7 +6,6 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -215,7 +214,6 @@ def evaluated(law: Law, y: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class TruncatedNegativeBinomial(Law):
     """Truncated negative binomial law, k >= 1: `Pr[K = k] = (1-gamma)^k/(gamma^-eta - 1) prod_{l<k} (l + eta)/(l + 1)`.
 
@@ -348,7 +346,6 @@ def _log_tail(k: np.ndarray, eta: Any, gamma: Any) -> np.ndarray:
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class Poisson(Law):
     """Poisson law, `Pr[K = k] = e^{-mean} mean^k/k!`. For K = 0 the release is independent of the data.
 
@@ -413,7 +410,6 @@ class _Trials(Law):
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class Binomial(_Trials):
     """Binomial law, `Pr[K = k] = C(n, k) p^k (1-p)^{n-k}`. For K = 0 the release is independent of the data.
 
@@ -459,7 +455,6 @@ class Binomial(_Trials):
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class PointMass(_Trials):
     """Law of a fixed, known K = ``repetitions``.
 
@@ -496,7 +491,6 @@ class PointMass(_Trials):
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class Categorical(Law):
     """Law on 0, 1, ..., n - 1 given by a list: Pr[K = k] = ``probabilities``[..., k].
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, cast
 
 import numpy as np
@@ -36,7 +36,6 @@ ONE_DELTA = "the cheaper mechanism is chosen for one delta"
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class Selection(AnySelection):
     """Selection that draws K from ``law``, runs ``mechanism`` K times and releases the output with the highest score.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -38,7 +38,6 @@ MOST_ATOMS = 1500
 
 
 @register
-@dataclass(frozen=True, eq=False)
 class TopSelection(AnySelection):
     """A selection that runs ``mechanism`` K times, K from ``law``, and releases the best ``top`` by any score.
 
