@@ -186,14 +186,8 @@ def delta(
     0.33782
     """
     refuse_tracers("ja.delta", _KERNEL, mechanism=mechanism, epsilon=epsilon)
-    keywords: dict[str, Any] = {
-        "relation": relation,
-        "engine": engine,
-        "rtol": rtol,
-        "memory_bytes": memory_bytes,
-        "backend": backend,
-    }
-    return profile_at(mechanism, epsilon, attacks=True, **keywords)
+    settings: dict[str, Any] = {"engine": engine, "rtol": rtol, "memory_bytes": memory_bytes, "backend": backend}
+    return profile_at(mechanism, epsilon, attacks=True, relation=relation, **settings)
 
 
 def profile_at(

@@ -24,7 +24,7 @@ from jaxacct.engines.backend import evaluate, job
 from jaxacct.engines.protocol import MechanismQuestion
 from jaxacct.kernels.calibration import sensitivity
 from jaxacct.mechanisms import Mechanism, batch_shape, components, directions
-from jaxacct.mechanisms.base import holds_vectors, require_mechanism
+from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.mechanisms.loss_components import add_and_remove
 
 FIELD_STEP = 1e-5
@@ -85,7 +85,7 @@ def epsilon_gradient(
     delta = check("delta", delta, DELTA)
     shape = broadcast_shape({"the mechanism": batch_shape(mechanism), "delta": np.shape(delta)})
     leaves, structure = jax.tree.flatten(mechanism)
-    if holds_vectors(mechanism):
+    if any(one.vectors for one in mechanism.walk()):
         raise InputError(
             "epsilon_gradient needs fields that are one number a configuration; this mechanism holds vectors, so "
             "difference ja.epsilon along a direction of interest"

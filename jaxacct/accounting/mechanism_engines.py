@@ -31,7 +31,6 @@ from jaxacct.mechanisms.finite import log_mixture
 from jaxacct.mechanisms.gaussian_mixtures import LOSS_OF_PRESENCE, OfGaussianMixtures
 from jaxacct.mechanisms.matrix_mechanism import SharedBins, delta_of_bins, epsilon_of_bins
 from jaxacct.mechanisms.random_allocation import BallsInBins, RandomAllocation
-from jaxacct.mechanisms.sampled_batches import groups_inside
 from jaxacct.mechanisms.sampled_releases import Several
 from jaxacct.mechanisms.shuffled_batches import ShuffledBatches, attacks_on
 
@@ -236,7 +235,8 @@ class RemovedAndAdded(MechanismEngine):
     relations = ("replace_one",)
 
     def supports(self, question: MechanismQuestion) -> bool:
-        return question.mechanism.replaced_apart() or groups_inside(question.mechanism)
+        groups = any(isinstance(one, PoissonSampled) and one.group > 1 for one in question.mechanism.walk())
+        return groups or question.mechanism.replaced_apart()
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         # a guarantee for replacements says nothing of a removal

@@ -322,18 +322,12 @@ def laws_of(parts: Components, index: int) -> list[LatticePart]:
     laws: list[LatticePart] = []
     if parts.mu2[index] > 0:
         laws.append(lattice_parts.PlainGaussian(np.sqrt(parts.mu2[index]), sign))
-    gauss = (parts.gauss_sigma[index], parts.gauss_q[index], parts.gauss_n[index])
-    for sigma, q, n in zip(*gauss, strict=True):
-        if n > 0:
-            laws.append(lattice_parts.SampledGaussian(sigma, q, n, sign))
-    laplace = (parts.laplace_scale[index], parts.laplace_q[index], parts.laplace_n[index])
-    for scale, q, n in zip(*laplace, strict=True):
-        if n > 0:
-            laws.append(Laplace(scale, q, n, sign))
-    finite = (parts.finite_loss[index], parts.finite_mass[index], parts.finite_n[index])
-    for loss, mass, n in zip(*finite, strict=True):
-        if n > 0:
-            laws.append(Finite(loss[mass > 0], mass[mass > 0], float(n), sign))
+    gauss = zip(parts.gauss_sigma[index], parts.gauss_q[index], parts.gauss_n[index], strict=True)
+    laws += [lattice_parts.SampledGaussian(sigma, q, n, sign) for sigma, q, n in gauss if n > 0]
+    laplace = zip(parts.laplace_scale[index], parts.laplace_q[index], parts.laplace_n[index], strict=True)
+    laws += [Laplace(scale, q, n, sign) for scale, q, n in laplace if n > 0]
+    finite = zip(parts.finite_loss[index], parts.finite_mass[index], parts.finite_n[index], strict=True)
+    laws += [Finite(loss[mass > 0], mass[mass > 0], float(n), sign) for loss, mass, n in finite if n > 0]
     return laws
 
 

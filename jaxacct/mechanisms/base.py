@@ -122,6 +122,12 @@ class Mechanism(ABC):
         values = (value if isinstance(value, tuple) else (value,) for value in vars(self).values())
         return [item for items in values for item in items if isinstance(item, Mechanism)]
 
+    def walk(self) -> Iterator[Mechanism]:
+        """Yield the mechanism, and then every mechanism inside it, at any depth."""
+        yield self
+        for mechanism in self.inside():
+            yield from mechanism.walk()
+
     def ordinary(self) -> bool:
         """Return True if answers for this step come from its parts, False if an engine for whole steps may answer."""
         return False
@@ -455,11 +461,6 @@ def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Cal
             value = picked if np.ndim(picked) else float(picked)
         taken[field.name] = value
     return type(owner)(**taken)
-
-
-def holds_vectors(mechanism: Mechanism) -> bool:
-    """Return whether the mechanism, or a mechanism inside, has fields that are vectors."""
-    return bool(mechanism.vectors) or any(holds_vectors(inner) for inner in mechanism.inside())
 
 
 def call(owner: Any) -> str:

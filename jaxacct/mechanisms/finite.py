@@ -90,7 +90,8 @@ class RandomizedResponse(FiniteMechanism):
         p = np.asarray(self.probability, np.float64)
         k = self.categories
         other = (1.0 - p) / (k - 1)
-        above = _product_less_one(k, p)
+        # k p - 1, rounded once
+        above = np.array([float(k * Fraction(float(x)) - 1) for x in p.ravel()]).reshape(p.shape)
         excess = above / (1.0 - p)
         log_ratio = log_of_ratio(above / (k - 1), p, other)
         loss, mass, base = [log_ratio, -log_ratio], [p, other], [other, p]
@@ -247,12 +248,6 @@ def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.nda
     return np.where(near, close, np.sign(p - q) * apart)
 
 
-def _product_less_one(k: int, p: np.ndarray) -> np.ndarray:
-    """Compute k p - 1, rounded once."""
-    exact = [float(k * Fraction(float(x)) - 1) for x in p.ravel()]
-    return np.array(exact, np.float64).reshape(p.shape)
-
-
 def _atoms(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return np.broadcast_to(values, (*shape, values.shape[-1]))
 
@@ -344,7 +339,7 @@ def only_stated(mechanism: Mechanism) -> bool:
 
 
 def answers_at_random(mechanism: Mechanism) -> bool:
-    return isinstance(mechanism, RandomizedResponse) or any(map(answers_at_random, mechanism.inside()))
+    return any(isinstance(one, RandomizedResponse) for one in mechanism.walk())
 
 
 def absence_unknown(mechanism: Mechanism, relation: str) -> bool:

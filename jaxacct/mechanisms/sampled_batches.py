@@ -284,33 +284,18 @@ def _under(relation: str) -> str:
     return relation if relation == "replace_one" else "add_or_remove_one"
 
 
-def groups_inside(mechanism: Mechanism) -> bool:
-    """Return whether the mechanism contains a PoissonSampled with group > 1."""
-    here = isinstance(mechanism, PoissonSampled) and mechanism.group > 1
-    return here or any(groups_inside(inner) for inner in mechanism.inside())
-
-
 def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> None:
     """Refuse groups inside a sample, and mechanisms that need data of fixed size unless `fixed_size`."""
     if isinstance(mechanism, BaseMechanism):
         return
     if not fixed_size and mechanism.displaces():
+        fixed = (one for one in mechanism.walk() if one.displaces() and not any(x.displaces() for x in one.inside()))
         raise InputError(
-            f"{owner} of {_displacing(mechanism)} is not supported, since a Poisson sample has no fixed size; "
+            f"{owner} of {type(next(fixed)).__name__} is not supported, since a Poisson sample has no fixed size; "
             "account for it without both samplings, which leaks no less"
         )
-    if _protects_groups(mechanism):
+    if any(np.any(np.not_equal(getattr(one, "group", 1), 1)) for one in mechanism.walk()):
         raise InputError("group belongs to the outermost sampling; leave it out inside")
-
-
-def _displacing(mechanism: Mechanism) -> str:
-    inner = [item for item in mechanism.inside() if item.displaces()]
-    return _displacing(inner[0]) if inner else type(mechanism).__name__
-
-
-def _protects_groups(mechanism: Mechanism) -> bool:
-    group = getattr(mechanism, "group", 1)
-    return bool(np.any(np.not_equal(group, 1))) or any(_protects_groups(inner) for inner in mechanism.inside())
 
 
 @register

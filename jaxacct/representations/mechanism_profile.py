@@ -21,7 +21,7 @@ from jaxacct.accounting.risk_readings import (
     start_at,
 )
 from jaxacct.core import markup
-from jaxacct.core.bounds import Bounds
+from jaxacct.core.bounds import Bounds, by_column
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.types import ArrayLike, Foreign, PyTree
 from jaxacct.core.validation import (
@@ -323,10 +323,9 @@ class Profile:
         whole = self.mechanism.symmetric() or not add_and_remove(self.mechanism, self.relation)
         present = (self if whole else self._one_direction("remove")).delta(odds)
         absent = present if whole or np.all(prior <= 0.5) else self._one_direction("add").delta(odds)
-        choose = lambda name: np.where(prior <= 0.5, getattr(present, name), getattr(absent, name))
+        found = by_column(lambda one, other: np.where(prior <= 0.5, one, other), present, absent)
         kind = self.mechanism.kind_of_bracket(self.relation if whole else "add_or_remove_one")
-        low, middle, high = (choose(name) for name in ("lower", "estimate", "upper"))
-        return rare, odds, Bounds(low, middle, high, kind, choose("status"), choose("engine"))
+        return rare, odds, replace(found, kind=kind)
 
     def reconstruction(self, baseline: ArrayLike) -> Bounds:
         """Bound the probability that an attack reconstructs a record by 1 - f(baseline).
