@@ -67,8 +67,6 @@ OK_WIDTH = {"epsilon": 1e-3, "delta": 5e-2}
 WIDE = 8e-4
 """A bracket of epsilon is computed again if its relative width exceeds both this and rtol. Then each round of random
 allocation has a profile at more losses, or at larger losses if the upper end is infinite."""
-MOST_BY_LOSSES = 3e-3
-"""A finite bracket wider than this is not computed again: more losses do not narrow the rounds' brackets of delta."""
 REVERSED = {"add_one": "remove_one", "remove_one": "add_one"}
 """Each relation that is not symmetric, and the relation with the two data sets exchanged."""
 _KERNEL = "jaxacct.kernels.contour"
@@ -475,7 +473,8 @@ def _with_more_losses(question: MechanismQuestion, rows: np.ndarray, found: Side
     worst, _, contradicted = found
     wide, ended = is_open(worst, max(question.effort.rtol, WIDE)) & ~contradicted, np.isfinite(worst.upper)
     with np.errstate(invalid="ignore"):
-        useful = wide & ended & (worst.upper - worst.lower <= MOST_BY_LOSSES * worst.upper)
+        # more losses hardly narrow a bracket wider than 3e-3, since they do not narrow the rounds' brackets of delta
+        useful = wide & ended & (worst.upper - worst.lower <= 3e-3 * worst.upper)
     which: tuple[tuple[random_allocation.Losses, np.ndarray], ...] = ("dense", useful), ("far", wide & ~ended)
     for losses, asked in which:
         if not asked.any():

@@ -38,12 +38,8 @@ COSTLY = 0.05
 """An engine that takes more CPU seconds for one configuration than this is asked only after all theorems."""
 WIDE = {"epsilon": 0.1, "delta": 0.5}
 """Rényi accounting is tried only for brackets whose relative width exceeds this. It does not improve narrower ones."""
-NARROW_FOR_SEARCH = 5e-4
-"""A search asks no costly engine for a bracket whose relative width is below both this number and 4 rtol."""
 ATOMS_TOGETHER = 1_000_000
 """Largest number of atoms (losses with a mass), over all rows, that one call evaluates, to bound the memory."""
-NO_RELATIVE_ACCURACY = 1e-300
-"""A bracket with an upper end up to this counts as narrow: in float64 such a small delta has no relative accuracy."""
 
 
 class Side(NamedTuple):
@@ -148,8 +144,8 @@ def ask_engines(quantity: str, question: Question, asked: np.ndarray, engine: st
         _narrow_by_theorems(side, doubtful, *limits)
     wide = left & (wanting if engine == "auto" else True)  # rows for the costly engines
     if engine == "auto" and wide.any():
-        # a bracket that the theorems made narrower than 0.01 rtol needs no costly engine
-        enough = max(rtol, min(NARROW_FOR_SEARCH, 4.0 * rtol)) if question.effort.in_search else 0.01 * rtol
+        # a bracket that the theorems made narrower than this needs no costly engine
+        enough = max(rtol, min(5e-4, 4.0 * rtol)) if question.effort.in_search else 0.01 * rtol
         wide &= is_open(answer, enough, floor)
     for one, can in known:
         rows = np.flatnonzero(wide & can)
@@ -180,7 +176,8 @@ def is_open(answer: Answer, rtol: float, floor: np.ndarray | float = -np.inf) ->
     low, _, high = answer
     with np.errstate(invalid="ignore"):
         narrow = np.isfinite(high) & (high - np.maximum(low, 0.0) <= rtol * high)
-    return ~(narrow | (high <= NO_RELATIVE_ACCURACY) | (low == high) | (high <= floor))
+    # in float64 a delta up to 1e-300 has no relative accuracy, so such a bracket counts as narrow
+    return ~(narrow | (high <= 1e-300) | (low == high) | (high <= floor))
 
 
 def limits_by_theorems(quantity: str, question: Question) -> tuple[np.ndarray, np.ndarray]:

@@ -30,8 +30,6 @@ from jaxacct.mechanisms.loss_components import add_and_remove
 FIELD_STEP = 1e-5
 """Relative step of a field for the central difference of the loss law: about the cube root of the unit roundoff, so
 that rounding and curvature cause errors of about the same size."""
-SAME_DELTA = 1e-3
-"""A contour's derivatives are used if its delta differs relatively by at most this from the delta that is asked for."""
 MOST_FIELDS = 400
 """Largest number of fields for which a gradient is computed, since the time is proportional to it."""
 
@@ -212,7 +210,8 @@ def _along(law: Any, tangent: Any, epsilon: np.ndarray, delta: np.ndarray) -> tu
         static = {"points": rung.points, "count": rung.nodes}
         change, rate, log_delta, needs = evaluate(sensitivity, arguments, todo.size, rung.chunk, **static)
         with np.errstate(invalid="ignore", divide="ignore"):
-            good = np.abs(log_delta - np.log(delta[todo])) <= SAME_DELTA
+            # a contour's derivatives are used if its delta is that which is asked for, up to this relative difference
+            good = np.abs(log_delta - np.log(delta[todo])) <= 1e-3
         good &= np.all(needs <= (rung.points, rung.nodes), axis=1)
         along[todo[good]], slope[todo[good]] = change[good], rate[good]
         due[todo] = np.where(good, len(contour.PLAIN), np.maximum(contour.rung_for(needs), step + 1))

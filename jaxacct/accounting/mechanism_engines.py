@@ -220,8 +220,6 @@ or the log odds of the removal's share of delta, up or down by at most this many
 LEAST_REACH = 1.0
 """If eps/2 is smaller than this, a second search moves the removal's part this far up or down from eps/2. One of the
 parts may then be negative."""
-WIDEST_LOG_ODDS = 12.0
-"""Largest log odds of the removal's share of delta."""
 
 
 class RemovedAndAdded(MechanismEngine):
@@ -326,7 +324,7 @@ def epsilon_replaced(question: MechanismQuestion) -> Bounds:
         rest = _upper_epsilon(question, np.where(usable, left, 0.5), "add_one")
         return np.where(usable & ~np.isnan(rest), (x + rest) * (1.0 + 4.0 * ROUNDOFF), np.inf)
 
-    return _bound(_least(both, np.zeros(shape), WIDEST_LOG_ODDS))
+    return _bound(_least(both, np.zeros(shape), 12.0))  # log odds of the removal's share of delta, up to +-12
 
 
 def _least(values: Callable[[np.ndarray], np.ndarray], middle: np.ndarray, reach: float | np.ndarray) -> np.ndarray:

@@ -29,8 +29,6 @@ WIDE = 0.1
 """A bracket of epsilon is wide above this relative width: near values cannot be told apart, so a search ends sooner."""
 ROUGH_EFFORTS = Effort(0.3, 2**25, in_search=True), Effort(2.5e-3, 2**27, in_search=True)
 """The two efforts that start a search. The first has memory for lattices of 2^15 or 2^16 nodes, the second for 2^18."""
-HOPELESS = 0.05
-"""If a bracket is wider than this, relatively, after the last of ROUGH_EFFORTS, no effort leads to a narrow bracket."""
 AT_LIMIT = 1e-12
 """A value counts as a limit of the search if log(value) and log(limit) differ by less than this."""
 
@@ -161,7 +159,8 @@ def _approached(search: Search, rows: np.ndarray, begin: Start) -> tuple[Start, 
         middle, high = bounds.estimate, bounds.upper
         low = np.where(np.equal(bounds.kind, "certified"), bounds.lower, middle)
         with np.errstate(invalid="ignore"):
-            hopeless[rows] = (np.asarray(bounds.status) == "width") & ~(high - low <= HOPELESS * high)
+            # if a bracket is this wide, relatively, after the last of ROUGH_EFFORTS, no effort makes it narrow
+            hopeless[rows] = (np.asarray(bounds.status) == "width") & ~(high - low <= 0.05 * high)
         least = _lower_end(bounds)
         guessed[rows] |= hopeless[rows] & (least < high)
         guess = np.where(hopeless[rows], np.clip(target[rows], least, high), middle)

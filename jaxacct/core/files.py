@@ -74,13 +74,16 @@ def sync_folder(path: Path) -> None:
             os.close(folder)
 
 
-def lock(file: io.FileIO | BinaryIO, shared: bool = False) -> None:
-    """Lock an open file, on POSIX only. Raise BlockingIOError if another lock is in the way; `shared` locks coexist."""
+def lock(file: io.FileIO | BinaryIO, path: Path | str, remedy: str, shared: bool = False) -> None:
+    """Lock an open file, on POSIX only. Raise InputError if another lock is in the way; `shared` locks coexist."""
     if os.name != "posix":
         return
     import fcntl
 
-    fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"{path}: another process is writing it; {remedy}") from None
 
 
 def regular_file(name: str, path: str | os.PathLike[str]) -> Path:

@@ -31,8 +31,6 @@ from jaxacct.kernels import elementary_check
 
 NUMPY_MOST = 40_000
 """Largest number of configurations in a job that NumPy computes. For larger jobs, XLA is faster."""
-NUMPY_MOST_SELECTIONS = 2_400
-"""The same for private selections, each of which takes NumPy about as long as 16 configurations."""
 
 
 class _Path(NamedTuple):
@@ -92,7 +90,8 @@ def _suits(size: int, selections: bool = False) -> bool:
     device = devices.certifying()
     if device is None:
         return _holds()
-    most = NUMPY_MOST_SELECTIONS if selections else NUMPY_MOST
+    # a private selection takes NumPy about as long as 16 configurations
+    most = 2_400 if selections else NUMPY_MOST
     if size > most or device.platform != "cpu" or not _holds():
         return False
     # above 1,500 configurations XLA is faster if `jaxacct warm` has stored programs; it stores none for selections

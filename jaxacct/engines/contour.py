@@ -42,8 +42,6 @@ LEAST_DELTA = 1e-305
 """An upper bound of delta that is not 0 is raised to at least this value, because exp underflows a little below it."""
 LOWEST_LOG_DELTA = -700.0
 """If a lower bound of log delta is at most this, the lower bound of delta is 0, because exp would lose digits."""
-BOUND_OUTWARD = 1.0 + 1e-12
-"""Upper bounds of the largest loss are multiplied by this, to cover rounding errors."""
 DELTA_ROUNDS = 2
 """Number of placements of the split contour for delta. Two suffice, since the best place hardly depends on delta."""
 LADDER = (
@@ -88,7 +86,8 @@ def reach(parts: Components) -> Reach:
         answers=((parts.mu2 > 0) | some) & ~np.any(laplace & (parts.laplace_q < 1), axis=1),
         splits=splits,
         certifies_split=splits & ~np.any(sampled & ((parts.gauss_sigma < 0.06) | (parts.gauss_q < 1e-13)), axis=1),
-        largest_loss=np.where((parts.sign < 0) & splits & (parts.mu2 == 0), most * BOUND_OUTWARD, np.inf),
+        # 1 + 1e-12 covers the rounding errors of `most`
+        largest_loss=np.where((parts.sign < 0) & splits & (parts.mu2 == 0), most * (1.0 + 1e-12), np.inf),
     )
 
 

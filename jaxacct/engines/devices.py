@@ -17,8 +17,6 @@ import numpy as np
 from jaxacct.core import progress
 from jaxacct.core.validation import InputError
 
-CLOSE_UNITS = 4.0
-"""Results in float64 may differ from NumPy's by this many units of 2^-52, relatively. Pairs of float32 differ more."""
 WORDS = 120
 """Number of characters that are shown of a device's error message."""
 
@@ -107,7 +105,8 @@ def lacking(run: Callable[..., list[Any]]) -> str | None:
             words = " ".join(str(error).split())
             return f"no {name} ({type(error).__name__}: {words[:WORDS]})"
         for one, other in zip(found, wanted, strict=True):
-            close = np.abs(one - other) <= CLOSE_UNITS * 2.0**-52 * np.abs(other)
+            # results in float64 differ by at most 4 units of 2^-52, and those of pairs of float32 by more
+            close = np.abs(one - other) <= 4.0 * 2.0**-52 * np.abs(other)
             if one.dtype != other.dtype or not np.all(close):
                 return f"no true {name} (it is less accurate, or of a smaller range)"
     return None

@@ -19,14 +19,10 @@ from jaxacct.mechanisms.loss_components import Components
 
 MOST_HITS = 4096
 """Compositions that may have more hits are left to other engines, since each number of hits costs a term."""
-LEAST_THRESHOLD = 5.0
-"""Least threshold t of the engine, in standard deviations of the noise. Pr[N(0, 1) > 5] is 3e-7."""
 ENOUGH = 40.0
 """Largest threshold that is taken. Pr[N(0, 1) > 40] is e^-804.6."""
 LOG_EXCESS = -30.0
 """The threshold is chosen so that losses are known up to e^LOG_EXCESS, unless this threshold exceeds ENOUGH."""
-TERMS_AT_A_TIME = 500_000
-"""Largest number of terms, over all rows, that one call evaluates, to bound the memory."""
 
 
 class Steps(NamedTuple):
@@ -58,7 +54,8 @@ def reach(parts: Components) -> Reach:
     rows, settles = np.flatnonzero(alone), np.zeros(alone.shape, bool)
     if rows.size:
         steps = _steps(parts.take(rows))
-        alone[rows] = (steps.threshold >= LEAST_THRESHOLD) & (~steps.removing | (steps.most < MOST_HITS))
+        # the threshold is in standard deviations of the noise: Pr[N(0, 1) > 5] is 3e-7
+        alone[rows] = (steps.threshold >= 5.0) & (~steps.removing | (steps.most < MOST_HITS))
         settles[rows] = alone[rows] & (steps.threshold == ENOUGH)
     return Reach(alone, settles)
 
@@ -205,7 +202,7 @@ def _blocks(parts: Components) -> Iterator[tuple[np.ndarray, Terms]]:
     counts = np.where(steps.removing, steps.most, 0.0) + 1.0
     order = np.argsort(counts, kind="stable")
     while order.size:
-        rows = order[: max(1, int(TERMS_AT_A_TIME // counts[order[0]]))]
+        rows = order[: max(1, int(500_000 // counts[order[0]]))]  # bounds the memory
         rows = rows[counts[rows] <= 2.0 * counts[rows[0]]]
         yield rows, _terms(Steps(*(x[rows] for x in steps)))
         order = order[rows.size :]

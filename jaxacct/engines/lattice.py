@@ -42,8 +42,6 @@ LOST_MASS = 1e-290
 """Upper bound of the P-mass that underflow removes or moves when the law of one step is put on the lattice."""
 ESTIMATE = 2.0 / 3.0
 """Place of the estimate in a bracket, from 0 (lower end) to 1. For smooth laws the lower end has twice the error."""
-CROSSING_STEPS = 60
-"""Largest number of steps in one search of `crossing`. Wherever they end, `crossing` returns only proved eps."""
 
 
 class LatticeAnswer(NamedTuple):
@@ -608,7 +606,7 @@ def crossing(
     # `known`: whether a lower side's bound at `high` is above 0. `blind`: an eps below `high` where the bound is <= 0.
     wide, blind, known = 0.0, 0.0, False
     moves = [np.inf, np.inf]  # sizes of the last two moves by secants
-    for _ in range(CROSSING_STEPS):
+    for _ in range(60):  # wherever these steps end, only proved eps are returned
         value = evaluate(side, at)
         if value > target:
             low = at

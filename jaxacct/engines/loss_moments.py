@@ -26,13 +26,9 @@ NATS = 75.0
 """The trapezoid rule's step and ends are chosen so that the moment has a relative error of about e^-NATS."""
 MOST_NODES = 2**16
 """Largest number of nodes of one quadrature. Where more are needed, the bracket is wide or infinite."""
-LITTLE_NOISE = 0.05
-"""Up to this noise multiplier moments have a closed form, up to a relative error of about e^(-1/(8 sigma^2))."""
 LARGEST_ERROR = 0.1
 """If a rule's error, relative to the moment, is at least this number, the rule gives no bound. Rounding errors of
 exponents count by their mean, as they do to first order, only if all of them are below this number."""
-NODES_AT_ONCE = 2**16
-"""Largest number of nodes, of all rows together, that are evaluated at a time. Such arrays fit into a cache."""
 _ABSCISSAE, _WEIGHTS = np.polynomial.legendre.leggauss(20)
 """Gauss-Legendre rule on [-1, 1], for sampled Laplace noise between the two atoms of the loss."""
 _LARGEST_EXPONENT = 700.0
@@ -175,7 +171,8 @@ def _by_the_top_atom(scale: float, q: float, power: float) -> tuple[float, float
 def _sampled_gaussian(sigma: np.ndarray, q: np.ndarray, power: np.ndarray, c: np.ndarray) -> Interval:
     """Return the bracket of log E_Q[mix^power], with c = power - 1, which is more accurate where `power` is near 1."""
     low, high = np.empty(sigma.size), np.empty(sigma.size)
-    little = (sigma <= LITTLE_NOISE) & ((power < 0.0) | (power >= 1.0))
+    # so little noise gives moments a closed form, up to a relative error of about e^(-1/(8 sigma^2))
+    little = (sigma <= 0.05) & ((power < 0.0) | (power >= 1.0))
     if (rows := np.flatnonzero(little)).size:
         low[rows], high[rows] = _little_noise(sigma[rows], q[rows], power[rows], c[rows])
     if (rows := np.flatnonzero(~little)).size:
@@ -223,7 +220,8 @@ def _by_trapezoids(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> Inter
     while start < order.size:
         end = start + 1
         most = 2.0 * count[order[start]]
-        while end < order.size and count[order[end]] <= min(most, NODES_AT_ONCE / (end + 1 - start)):
+        # arrays of up to 2^16 nodes, of all rows together, fit into a cache
+        while end < order.size and count[order[end]] <= min(most, 2**16 / (end + 1 - start)):
             end += 1
         rows = order[start:end]
         plan = (x[rows, None] for x in (sigma, q, bottom, top, height, growth))

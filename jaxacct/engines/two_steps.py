@@ -21,8 +21,6 @@ LONGEST_CELL = 0.25
 """Largest length of a cell (an interval of the first step's output), in standard deviations of that step's noise."""
 LARGEST_TURN = 2.0
 """Largest w (|u| + 2 s) of a cell of length w at an output u, where s = 1/sigma. The quadrature needs this limit."""
-WEIGHT_ERROR = 2e-14
-"""Relative error of a cell's weights, from the quadrature and from the rounding of its ten terms and their sum."""
 LOG_NORMAL_TOP = -0.5 * np.log(2.0 * np.pi)
 """Logarithm of the standard normal density at 0."""
 UNDERFLOW = 1e-304
@@ -442,7 +440,8 @@ def cells(steps: Steps, nodes: np.ndarray) -> Cells:
     bend_wrong = 1e-13 + 16.0 * ROUNDOFF * (  # 1e-13: relative error of C
         size + np.abs(s * left) + s * s + np.abs(np.log(divisor)) + np.abs(log_bend)
     )
-    wrong = WEIGHT_ERROR + 8.0 * ROUNDOFF * size + 1.1 * moved
+    # 2e-14 covers the error of a weight from the quadrature, and from the rounding of its ten terms and their sum
+    wrong = 2e-14 + 8.0 * ROUNDOFF * size + 1.1 * moved
     empty = w == 0.0
     return Cells(
         nodes,

@@ -49,8 +49,6 @@ NAMES_SHOWN = 12
 """Largest number of class names in an error message."""
 MAX_WORD = 64
 """Largest number of characters of a field that holds a word, such as the name of a noise."""
-MAX_INTEGER_CHARACTERS = 17
-"""Largest number of characters of an integer with its sign. A longer text is refused before it is converted."""
 
 
 class _Object(NamedTuple):
@@ -343,7 +341,8 @@ def _check_batch(mechanism: Mechanism) -> None:
 
 
 def _integer(text: str) -> Any:
-    if len(text) > MAX_INTEGER_CHARACTERS or abs(int(text)) > LARGEST_COUNT:
+    # 17 characters hold a sign and 2**53; a longer text is not converted
+    if len(text) > 17 or abs(int(text)) > LARGEST_COUNT:
         return _Refused(f"the integer {text:.20}{'...' * (len(text) > 20)} is beyond 2**53")
     return int(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import math
@@ -355,13 +356,8 @@ def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
 
 def _refuse_open(path: str) -> None:
     """Refuse a ledger that another process has open for writing, if the file system has locks."""
-    try:
-        with Path(path).open("rb") as file:
-            lock(file, shared=True)
-    except BlockingIOError:
-        raise InputError(f"{path}: another process is writing it; make the report when the run has ended") from None
-    except OSError:
-        return
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:
+        lock(file, path, "make the report when the run has ended", shared=True)
 
 
 def _candidate(ledger: Ledger) -> str:

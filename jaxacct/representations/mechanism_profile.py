@@ -55,10 +55,6 @@ TRADEOFF_ROUNDS = 4
 """Largest number of times that a grid of slopes e^eps is refined."""
 EASY_WIDTH = 1e-4
 """If the bracket of delta(0) has at most this relative width, three values of delta are tried before a grid of eps."""
-ROUGH = 0.01
-"""The argument rtol of the deltas that only serve to find the best eps. Their estimates are far more accurate."""
-SLIGHTLY_WIDE = 0.01
-"""If the lattice engine's bracket of an error rate is at most this wide, no other engine is asked."""
 NARROW_ABSOLUTE = 1e-7
 """Width below which a bracket of the trade-off function is narrow, whatever its relative width."""
 
@@ -465,7 +461,8 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     hard = np.zeros(rows.size, bool)
     by_contours = profile.engine == "auto" and not exact[rows[quick]].any()
     asked = replace(profile, engine="contour") if by_contours else profile
-    deltas_of, roughly = asked.deltas_of, replace(asked, rtol=max(rtol, ROUGH)).deltas_of
+    # `roughly` only serves to find the best eps, and its estimates are far more accurate than its rtol
+    deltas_of, roughly = asked.deltas_of, replace(asked, rtol=max(rtol, 0.01)).deltas_of
     if quick.size:
         at_zero = deltas_of(rows[quick])(np.zeros((1, quick.size)), np.arange(quick.size))
         # f(fpr) is at least 1 - fpr - delta(0), and close to it where delta(0) is small
@@ -496,7 +493,8 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
             found = _tradeoff_by_slopes(each, wanted[at], rtol)
             both = _agreed(profile, np.maximum(low[at], found.low), np.minimum(high[at], found.high))
             low[at], high[at] = both
-            if is_narrow(*both, rtol).all() or np.all(high[at] - low[at] <= SLIGHTLY_WIDE):
+            # if the lattice engine's bracket of an error rate is at most 0.01 wide, no other engine is asked
+            if is_narrow(*both, rtol).all() or np.all(high[at] - low[at] <= 0.01):
                 break
     low, high = np.clip(low, 0.0, 1.0).reshape(shape), np.clip(high, 0.0, 1.0).reshape(shape)
     status = np.where(is_narrow(low, high, rtol), "ok", "width")

@@ -20,8 +20,6 @@ from jaxacct.engines.loss_moments import Interval
 
 OK_WIDTH = 1e-3
 """Largest width of a bracket of f, and relative width of one of delta, that is "ok"."""
-LEAST_MU = 1e-290
-"""Where `gdp_from_profile` begins its search. A smaller mu has the lower end 0."""
 LARGEST_EPS = 700.0
 """Points of larger |eps| are left out, and a larger eps has the delta of this one: e^709 is near float64's end."""
 
@@ -213,7 +211,8 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
     eps, target = np.broadcast_arrays(check("epsilon", epsilon, NON_NEGATIVE), check("delta", delta, OPEN_PROBABILITY))
 
     def crossing(end: str) -> tuple[np.ndarray, np.ndarray]:
-        below, above = np.full(eps.shape, np.log(LEAST_MU)), np.log(np.sqrt(2.0 * eps) + 80.0)
+        # a mu below 1e-290 has the lower end 0
+        below, above = np.full(eps.shape, np.log(1e-290)), np.log(np.sqrt(2.0 * eps) + 80.0)
         for _ in range(90):  # then `below` and `above` differ by less than their rounding error
             middle = 0.5 * (below + above)
             met = getattr(closed_form.delta(np.exp(middle), eps), end) <= target

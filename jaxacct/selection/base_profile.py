@@ -38,8 +38,6 @@ from jaxacct.selection.law_of_k import Law
 
 LEAST_DELTA = 1e-300
 """Smallest delta for which engines are asked. A smaller float64 loses relative accuracy."""
-LOSS_ERROR = 2.0**-50
-"""Allowed rounding error of `eps - loss`, as a share of |eps| + |loss|. It is eight roundoffs of 2^-53."""
 SAYS_NOTHING = {"epsilon": np.inf, "delta": 1.0}
 """Largest value of each quantity. As an upper bound it says nothing."""
 _RELATION_OF = {"remove": "remove_one", "add": "add_one"}
@@ -56,8 +54,6 @@ TOGETHER = 32
 """Number of bases whose profiles one call computes. A larger number would take more memory and save hardly any time."""
 CONTOUR_WIDTH = 1e-4
 """Largest relative width of a bracket from a shared contour. An eps with a wider bracket gets a contour of its own."""
-MOST_AT = 1024
-"""Answers for at most this many numbers are kept, so that the kept ones take little memory."""
 FEW = 64
 """Up to this many eps of a base get a contour each. For more, the lattice engine is faster."""
 VALUE_ERROR = 1e-12
@@ -148,7 +144,7 @@ def epsilon_ends(
 
 def _ends(quantity: str, run: Mechanism, at: np.ndarray, relation: str, rtol: float) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds of a base's delta at eps, or epsilon at delta. Those of one configuration at few `at` are kept."""
-    if batch_shape(run) or at.size > MOST_AT:
+    if batch_shape(run) or at.size > 1024:  # more would take too much memory
         return _asked(quantity, run, at, relation, rtol)
     return _asked_once(quantity, run, at.tobytes(), at.shape, relation, rtol, backend.on_numpy(1))
 
@@ -177,7 +173,8 @@ def upper_epsilon(run: Mechanism, target: np.ndarray, relation: str, rtol: float
 def sum_of_atoms(loss: np.ndarray, mass: np.ndarray, infinite: Any, at: np.ndarray, side: float) -> np.ndarray:
     """Return delta `infinite + sum_i mass_i (1 - e^{at - loss_i})_+`, rounded up if `side` is 1, down if it is -1."""
     eps = np.asarray(at)[..., None]
-    below = eps - loss - side * LOSS_ERROR * (np.abs(loss) + np.abs(eps))
+    # 2^-50 is eight roundoffs, the allowed rounding error of `eps - loss`
+    below = eps - loss - side * 2.0**-50 * (np.abs(loss) + np.abs(eps))
     with np.errstate(over="ignore"):
         total = np.sum(mass * np.maximum(-np.expm1(np.minimum(below, 0.0)), 0.0), axis=-1)
     return np.minimum((total + infinite) * (1.0 + side * 1e-12), 1.0)

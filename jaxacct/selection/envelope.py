@@ -48,8 +48,6 @@ MOST_KEPT = 64
 """Number of extensions of profiles that are kept."""
 ANCHORS = 8
 """Beyond the profile's end, the eps of this many deltas is solved for. FAR_POINTS eps between them share contours."""
-SLOW_POINTS = 48
-"""Number of points that extend the profile if the engine that answers is not the contour engine."""
 TAIL_SHARE = 1e-6
 """The table ends where the losses beyond its last eps add at most this share of delta to the answer."""
 
@@ -187,7 +185,7 @@ def _beyond(
         deltas = np.minimum(shared_deltas(run, eps, side), anchors[np.maximum(before, 0)])
     else:  # other engines give delta at many eps sooner than epsilon at one delta
         last = np.fmin(upper_epsilon(run, np.asarray(infinite + level), side.forward, PROFILE_RTOL), LARGEST_EPS)
-        eps = np.linspace(end, last, SLOW_POINTS + 1)[1:]
+        eps = np.linspace(end, last, 49)[1:]
         deltas = np.array(upper_delta(run, eps, side.forward, PROFILE_RTOL))
         if last < LARGEST_EPS:  # then `last` is an upper bound of the epsilon at the delta `infinite + level`
             deltas[-1] = min(deltas[-1], infinite + level)

@@ -31,8 +31,6 @@ MOST_KEPT = 128
 _kept: dict[tuple[Mechanism, bool, bool], Base] = {}
 """Bases by (mechanism, `coarse`, whether NumPy computed them). The most recently used bases are at the end."""
 _keeping = threading.Lock()
-PER_CALL = 16
-"""Number of configurations in one call of a compiled program."""
 WIDTH = 1e-4
 """Width above which a bracket is computed again at a finer resolution, absolute for eps and relative for delta."""
 
@@ -117,7 +115,7 @@ def _run(
     quantity: str, effort: Resolution, stacked: Any, base: np.ndarray, laws: Law, values: np.ndarray, plain: bool
 ) -> np.ndarray:
     """Return brackets (2, B) of `quantity` for the worst score, by NumPy if `plain`, else by a compiled program."""
-    size, chunk = values.size, 1 if values.size == 1 else PER_CALL
+    size, chunk = values.size, 1 if values.size == 1 else 16  # configurations in one call of the program
     if plain:
         with double_precision(), np.errstate(all="ignore"):  # float64, since a user's law may call JAX
             rows = zip(base, map(laws.taken, range(size)), values, strict=True)

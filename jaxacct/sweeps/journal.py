@@ -184,14 +184,8 @@ class Journal:
 
 def _lock(file: io.FileIO, path: Path) -> None:
     """Lock a journal until its file is closed. Do nothing if the system or the file system has no locks."""
-    try:
-        files.lock(file)
-    except BlockingIOError:
-        raise InputError(
-            f"{path}: another process is writing it; wait for it, stop it first, or give the result another name"
-        ) from None
-    except OSError:
-        pass
+    with contextlib.suppress(OSError):
+        files.lock(file, path, "wait for it, stop it first, or give the result another name")
 
 
 def kept_block(out: Path, shard: tuple[int, int]) -> int | None:

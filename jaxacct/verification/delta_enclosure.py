@@ -29,8 +29,6 @@ NODES = (20_000, 100_000, 400_000, 1_000_000)
 """Largest number of nodes of a sum over a line at each level. The last number bounds the time and memory of a sum."""
 GAUSSIAN_DIGITS = (12, 15, 19, 25)
 """DIGITS if all steps are sampled Gaussians. Their brackets are so narrow that fewer digits seldom decide."""
-MOST_TOTALS = (300_000, 300_000, 300_000, 2_000_000)
-"""Largest number of total losses that are added up one by one, at each level. With more, a sum over a line is taken."""
 
 
 def enclose(build: Callable[[], Composition], epsilon: float, log_scale: float, level: int) -> Any:
@@ -117,7 +115,8 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
         if not all(part.loss for part, _ in parts):
             return arb(0)
         many = states(parts)
-        if many <= MOST_TOTALS[level]:
+        # up to so many total losses are added up one by one, at each level; with more, a sum over a line is taken
+        if many <= (300_000, 300_000, 300_000, 2_000_000)[level]:
             return enumerate_totals(sorted(parts, key=lambda item: states([item])), epsilon)
     return None
 

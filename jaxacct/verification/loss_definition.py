@@ -510,8 +510,6 @@ MOST_ENTRIES = 100_000
 """Largest number of entries of a matrix C that the verifier covers."""
 MOST_PATTERNS = 20_000
 """Largest number of patterns, which are the sets of steps in which a record may take part."""
-MOST_SIGNS = 10
-"""If a pattern has at most this many steps, all signs of the contributions are tried."""
 NEARLY = arb(1e-12)
 """Two squared norms are merged into one ball if their relative difference is below this."""
 Moves = tuple[Any, list[tuple[Any, int]]]
@@ -587,7 +585,8 @@ def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves
     sizes = [total(pattern, None) for pattern in patterns]
     worst = patterns[max(range(len(sizes)), key=lambda place: float(sizes[place].mid()))]
     rest = len(worst) - 1
-    signs = itertools.product((1, -1), repeat=rest) if rest < MOST_SIGNS else [(1,) * rest]
+    # all signs of the contributions are tried for patterns of few steps
+    signs = itertools.product((1, -1), repeat=rest) if rest < 10 else [(1,) * rest]
     trace = sum((gram(i, i) for i in worst), arb(0))
     reached = functools.reduce(arb.max, (total(worst, (1, *each)) for each in signs), trace)
     return arb(1), [(between(reached, functools.reduce(arb.max, sizes)), 1)]

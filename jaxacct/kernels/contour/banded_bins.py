@@ -62,14 +62,10 @@ NEARLY, CHEAP = (0.1, 0.3), 1e9
 
 If the points then take more than CHEAP multiplications, NEARLY[1] replaces NEARLY[0].
 """
-GROUPS = 16
-"""Approximate number of groups (`Wedge`) into which the points of a line are divided. A group has one error bound."""
 REACH, FARTHEST = 9.0, 14.0
 """Largest reach of a lattice: for k >= 1, and for k < 1. The reach is the largest node, in deviations of a normal."""
 BENT = 4.0
 """Nodes far left of `join` are 1 + BENT times as far apart as those on the right (`Lattice`)."""
-LATTICES = 24
-"""Number of lattices that are tried for a line."""
 BLOCK = 12
 """Largest number of nodes over which one matrix product sums (`_times`)."""
 ROWS = 64
@@ -555,7 +551,7 @@ def pieces(
     less: bool,
 ) -> Iterator[Piece]:
     """Choose a path and one of `lattices` (coarsest first) for each z. Weighted errors should sum to <= e^log_goal."""
-    groups = np.arange(0, z.size, max(1, z.size // GROUPS))
+    groups = np.arange(0, z.size, max(1, z.size // 16))  # about 16 groups; each has one error bound (`Wedge`)
     many = np.diff(np.append(groups, z.size))
     wedge, errors = Wedge.around(z, groups), [Errors(bins, lattice) for lattice in lattices]
     tried, guesses_of = list[Path](), list[np.ndarray]()
@@ -819,7 +815,7 @@ def contour(
     lost = 0.0 if less else float(freed(bins, saddle))
     nats += lost
     reach = min((2.0 * nats + 8.0) ** 0.5, REACH) if k >= 1.0 else max(REACH, min((2.0 * lost + 40.0) ** 0.5, FARTHEST))
-    tries = np.geomspace(0.6 * nats, 6.0 * nats + 36.0, LATTICES).tolist()
+    tries = np.geomspace(0.6 * nats, 6.0 * nats + 36.0, 24).tolist()
     lattices = [lattice_for(bins, each, reach, *bend) for bend in WINDOWS for each in tries]
     lattices = [each for each in lattices if each.half < MOST_HALF and (nodes + 3.0) * _work(bins, each) < most]
     lattices = sorted(lattices, key=lambda each: _work(bins, each))

@@ -64,10 +64,10 @@ class LedgerFile:
     def hold(self) -> None:
         """Lock the file, if the system has file locks.  If another process is writing it, raise InputError."""
         try:
-            lock(self.file)
-        except BlockingIOError:
+            lock(self.file, self.path, "wait for it, or stop it first")
+        except InputError:
             self.close()
-            raise InputError(f"{self.path}: another process is writing it; wait for it, or stop it first") from None
+            raise
         if not self._is_there(self.file):  # another process replaced the file before this process locked it
             self.close()
             raise InputError(f"{self.path}: was replaced while it was being opened; open it again")
@@ -96,7 +96,7 @@ class LedgerFile:
             with writing(self.path):
                 with contextlib.suppress(OSError):  # chmod may fail on file systems without permissions
                     temporary.chmod(stat.S_IMODE(os.fstat(old.fileno()).st_mode))
-                lock(new)
+                lock(new, temporary, "wait for it, or stop it first")
                 old.seek(0)
                 shutil.copyfileobj(old, new)
                 new.seek(end)
