@@ -551,11 +551,9 @@ def _epsilon_of_pairs(
     """Return epsilon of a mechanism between two pairs, NaN if unanswered. An epsilon below `ceiling` is not refined."""
     from jaxacct.engines import lattice
 
-    wrong = above.infinity_units * ROUNDOFF * above.delta_infinity
+    wrong, off = (pair.infinity_units * ROUNDOFF * pair.delta_infinity for pair in (above, below))
     least = (target - above.delta_infinity - wrong) * (1.0 - 4.0 * ROUNDOFF)
-    most = (target - below.delta_infinity + below.infinity_units * ROUNDOFF * below.delta_infinity) * (
-        1.0 + 4.0 * ROUNDOFF
-    )
+    most = (target - below.delta_infinity + off) * (1.0 + 4.0 * ROUNDOFF)
     ends = np.full((3, target.size), np.nan)
     more: dict[str, Any] = {"below": below, "rtol": effort.rtol, "memory_bytes": effort.memory_bytes}
 

@@ -477,9 +477,8 @@ def sides_of(case: Case, plan: LatticePlan, length: int) -> tuple[Side, Side]:
     """Return (lower side, upper side). The true law dominates the lower side. The upper side dominates the true law."""
     extents = [[law.extent(plan.theta, plan.cut, plan.share) for law in laws] for laws in (case.below, case.above)]
     down, up = _steps(case.above, extents, plan, length)
-    return _side(case.below, extents[0], plan, length, down, False, case.run), _side(
-        case.above, extents[1], plan, length, up, True, case.run
-    )
+    lower = _side(case.below, extents[0], plan, length, down, False, case.run)
+    return lower, _side(case.above, extents[1], plan, length, up, True, case.run)
 
 
 def _upper_side(case: Case, plan: LatticePlan, length: int) -> Side:

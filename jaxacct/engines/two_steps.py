@@ -515,9 +515,8 @@ def _bends(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.n
     base = made.log_bend + fixed
     up = base - three[:, :-1] + most + error + loose[:, :-1] + 8.0 * ROUNDOFF * (np.abs(base) + np.abs(three[:, :-1]))
     down = base - three[:, 1:] + least - error - loose[:, 1:] - 8.0 * ROUNDOFF * (np.abs(base) + np.abs(three[:, 1:]))
-    return np.exp(np.minimum(down, LARGEST_EXPONENT)) * (1.0 - 1e-12), np.exp(np.minimum(up, LARGEST_EXPONENT)) * (
-        1.0 + 1e-12
-    )
+    down, up = (np.exp(np.minimum(exponent, LARGEST_EXPONENT)) for exponent in (down, up))
+    return down * (1.0 - 1e-12), up * (1.0 + 1e-12)
 
 
 def bounds(steps: Steps, made: Cells, eps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -270,9 +270,9 @@ class OfGaussianMixtures(Mechanism):
         """Return whether the mechanism has branches under some relation."""
         return True
 
-    @abstractmethod
     def attained(self, relation: str) -> bool:
         """Return whether the branches give the exact delta under the relation. If not, they give an upper bound."""
+        return relation in LOSS_OF_PRESENCE
 
     def has_bracket(self) -> bool:
         return self.of_gaussians() and not self.ordinary()

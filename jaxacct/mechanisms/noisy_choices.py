@@ -315,9 +315,8 @@ class PartitionSelection(Mechanism):
         return [(one, self._keys(relation))]
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
-        return repeat(ApproximateDP(self.epsilon, self.delta), self._keys(relation)).infinity_exactly(
-            relation, direction
-        )
+        keys = repeat(ApproximateDP(self.epsilon, self.delta), self._keys(relation))
+        return keys.infinity_exactly(relation, direction)
 
     def _keys(self, relation: str) -> np.ndarray:
         """Return the largest number of keys whose decisions one record can change."""

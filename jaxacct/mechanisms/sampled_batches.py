@@ -674,9 +674,6 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     def of_gaussians(self) -> bool:
         return isinstance(self._base(), Gaussian)
 
-    def attained(self, relation: str) -> bool:
-        return relation in LOSS_OF_PRESENCE
-
     def _rows(self) -> list[tuple[float, ...]]:
         """Return (sigma, sampling ratio, batch size) of every configuration. The batch size is 0 if `group` is 1."""
         size = self._batch_sizes() if self.group > 1 else 0.0
@@ -800,9 +797,6 @@ class SampledWithReplacement(OfGaussianMixtures):
         if relation not in LOSS_OF_PRESENCE:
             return None
         return [[Branch(1.0, shift, weight)] for shift, weight in self._contributions()]
-
-    def attained(self, relation: str) -> bool:
-        return relation in LOSS_OF_PRESENCE
 
     def _contributions(self) -> list[tuple[np.ndarray, np.ndarray]]:
         """Return each configuration's possible shifts of the sum, in units of sigma, and their probabilities."""
