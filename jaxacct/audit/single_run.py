@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from jaxacct.audit.error_counts import CONDITIONAL, LowerBound, epsilon_of_mu, error_of, guess_counts, plain, safe
-from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF, bisected
 from jaxacct.core.text import exact, listed, outward
 from jaxacct.core.types import ArrayLike, Leaf, Numbers
 from jaxacct.core.validation import (
@@ -154,12 +154,8 @@ def one_run(
     rejected = lambda at: _log_p(at, v, r, m, d) < np.log(error) - 1e-9
     # At epsilon = `high` even r right guesses of r have a probability q^r >= error. So `high` is never rejected.
     low, high = np.zeros(v.size), np.maximum(np.log(r / -np.log(error)) + 1.0, 1.0)
-    some = rejected(low)
-    for _ in range(60):  # more halvings than a float64 has significant bits
-        middle = 0.5 * (low + high)
-        right = rejected(middle)
-        low, high = np.where(right, middle, low), np.where(right, high, middle)
-    epsilon = np.where(some, low, 0.0).reshape(shape)
+    found, _ = bisected(low, high, rejected, 60)  # more halvings than a float64 has significant bits
+    epsilon = np.where(rejected(low), found, 0.0).reshape(shape)
     trials = np.broadcast_to(fields[2], shape).astype(np.int64)
     return LowerBound(plain(epsilon), plain(fields[3]), confidence, plain(trials), "one_run")
 

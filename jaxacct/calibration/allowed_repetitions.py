@@ -14,6 +14,7 @@ from jaxacct.accounting import account
 from jaxacct.calibration.any_parameter import search_mechanisms
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds, by_column
+from jaxacct.core.floats import bisected
 from jaxacct.core.text import plain_record
 from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import (
@@ -197,8 +198,6 @@ def _ends(family: str, eta: np.ndarray) -> tuple[Any, Any]:
         return 1e-3 if family == "poisson" else 1.0, LARGEST_MEAN
     # 1e-9 is the smallest gamma that is searched, and gives the largest E[K]
     low, high = (np.full(eta.shape, np.log(1.0 / end - 1.0)) for end in (LARGEST_GAMMA, 1e-9))
-    for _ in range(60):  # bisect for the parameter whose mean is LARGEST_MEAN
-        middle = 0.5 * (low + high)
-        beyond = np.asarray(_law(family, eta, _parameter(family, np.exp(middle))).mean) > LARGEST_MEAN
-        low, high = np.where(beyond, low, middle), np.where(beyond, middle, high)
+    mean = lambda at: np.asarray(_law(family, eta, _parameter(family, np.exp(at))).mean)
+    _, high = bisected(low, high, lambda at: mean(at) <= LARGEST_MEAN, 60)
     return np.full(eta.shape, 1.0 / LARGEST_GAMMA - 1.0), np.exp(high)

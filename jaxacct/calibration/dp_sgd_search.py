@@ -17,6 +17,7 @@ from jaxacct.accounting.account import answer
 from jaxacct.calibration.search import AIM, CLAIMED, BestValues, Search, Start
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.floats import bisected
 from jaxacct.core.text import plain_record
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import (
@@ -321,12 +322,8 @@ def gaussian_mu(epsilon: np.ndarray, delta: np.ndarray) -> np.ndarray:
     """Estimate the mu for which mu-GDP is (epsilon, delta)-DP, by bisection in log mu."""
     from jaxacct.engines import closed_form  # imports SciPy, which is slow, so only where a row needs it
 
-    low, high = np.full(epsilon.shape, -30.0), np.full(epsilon.shape, 12.0)
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        above = closed_form.log_delta(np.exp(middle), epsilon)[0] > np.log(delta)
-        low, high = np.where(above, low, middle), np.where(above, middle, high)
-    return np.exp(low)
+    enough = lambda log_mu: closed_form.log_delta(np.exp(log_mu), epsilon)[0] <= np.log(delta)
+    return np.exp(bisected(np.full(epsilon.shape, -30.0), np.full(epsilon.shape, 12.0), enough, 60)[0])
 
 
 def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -> np.ndarray:
@@ -428,11 +425,8 @@ def _one_hit(equation: _Equation, x: np.ndarray, slope: np.ndarray, sign: float)
         value, _ = closed_form.log_delta_of_one_step(sigma, q, equation.sign > 0, equation.epsilon)
         return np.log(n) + value - equation.log_delta
 
-    safe, bold = x + 3.0 * -sign, x + 3.0 * sign  # `safe` protects more than the solution, and `bold` less
-    for _ in range(14):
-        middle = 0.5 * (safe + bold)
-        above = residual(middle) > 0
-        bold, safe = np.where(above, middle, bold), np.where(above, safe, middle)
+    # `safe` protects more than the solution, and `bold` less
+    bold, safe = bisected(x + 3.0 * sign, x + 3.0 * -sign, lambda x: residual(x) > 0, 14)
     alone = 0.5 * (safe + bold)
     step = 1e-4
     steep = (residual(alone + step) - residual(alone - step)) / (2.0 * step)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF, bisected
 from jaxacct.engines import closed_form
 from jaxacct.engines.backend import in_blocks
 from jaxacct.engines.protocol import Answer
@@ -193,12 +193,8 @@ def _epsilon_block(
 
 def _least(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
     """Find, by bisection, the largest eps at which theorems show that delta exceeds the target; 0 if there is none."""
-    low, high = np.zeros_like(s), np.minimum(most, 600.0)
-    for _ in range(12):
-        middle = 0.5 * (low + high)
-        above = theorems_of(sign, s, t, middle)[0] > delta
-        low, high = np.where(above, middle, low), np.where(above, high, middle)
-    return low
+    above = lambda eps: theorems_of(sign, s, t, eps)[0] > delta
+    return bisected(np.zeros_like(s), np.minimum(most, 600.0), above, 12)[0]
 
 
 class Value(NamedTuple):
@@ -282,11 +278,8 @@ def _add_is_below(s: np.ndarray, t: np.ndarray, eps: np.ndarray, delta: np.ndarr
 
 def start(sign: float, s: np.ndarray, t: np.ndarray, delta: np.ndarray, most: np.ndarray) -> np.ndarray:
     """Estimate epsilon by bisection on the guessed delta (`allocation_law.guess`)."""
-    low, high, goal = np.zeros_like(s), most.copy(), np.log(delta)
-    for _ in range(22):
-        eps = 0.5 * (low + high)
-        above = allocation_law.guess(sign, s, t, np.exp(sign * eps)) - min(sign, 0.0) * eps > goal
-        low, high = np.where(above, eps, low), np.where(above, high, eps)
+    guess = lambda eps: allocation_law.guess(sign, s, t, np.exp(sign * eps)) - min(sign, 0.0) * eps
+    low, high = bisected(np.zeros_like(s), most, lambda eps: guess(eps) > np.log(delta), 22)
     return 0.5 * (low + high)
 
 

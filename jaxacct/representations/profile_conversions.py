@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.floats import ROUNDOFF
+from jaxacct.core.floats import ROUNDOFF, bisected
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import NON_NEGATIVE, OPEN_PROBABILITY, PROBABILITY, REAL, InputError, check, refuse_where
 from jaxacct.engines import closed_form
@@ -213,10 +213,8 @@ def gdp_from_profile(epsilon: ArrayLike, delta: ArrayLike) -> Bounds:
     def crossing(end: str) -> tuple[np.ndarray, np.ndarray]:
         # a mu below 1e-290 has the lower end 0
         below, above = np.full(eps.shape, np.log(1e-290)), np.log(np.sqrt(2.0 * eps) + 80.0)
-        for _ in range(90):  # then `below` and `above` differ by less than their rounding error
-            middle = 0.5 * (below + above)
-            met = getattr(closed_form.delta(np.exp(middle), eps), end) <= target
-            below, above = np.where(met, middle, below), np.where(met, above, middle)
+        met = lambda log_mu: getattr(closed_form.delta(np.exp(log_mu), eps), end) <= target
+        below, above = bisected(below, above, met, 90)  # then they differ by less than their rounding error
         return np.exp(below), np.exp(above)
 
     low, high = crossing("upper")[0] * (1.0 - 1e-15), crossing("lower")[1] * (1.0 + 1e-15)

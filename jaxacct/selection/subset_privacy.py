@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxacct.accounting import account
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.floats import bisected
 from jaxacct.core.types import ArrayLike
 from jaxacct.core.validation import DELTA, PROBABILITY, InputError, check_one, choice
 from jaxacct.mechanisms import Mechanism, PoissonSampled, PrivacyProfile, batch_shape, compose
@@ -134,10 +135,7 @@ class Product(NamedTuple):
             return 0.0
         if worst(high) > delta:
             return math.inf
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            low, high = (low, middle) if worst(middle) <= delta else (middle, high)
-        return high
+        return float(bisected(low, high, lambda eps: worst(eps) > delta, 60)[1])
 
     def profile(self, *points: float) -> PrivacyProfile:
         """Return the profile of the tuning with the final run, from delta at `points` and at 160 evenly spaced eps."""
