@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -62,18 +62,25 @@ class GaussianLoss(ClosedForm):
 
 
 @dataclass(frozen=True)
-class LaplaceLoss(ClosedForm):
-    """The loss of Lap(0, 1/top) against Lap(1, 1/top). It has atoms at -top and top, and a density between them."""
+class _UpTo(ClosedForm):
+    """A loss from -top to top."""
 
     top: Any
+    name: ClassVar[str]
 
     @property
     def key(self) -> Any:
-        return ("Laplace", self.top.str(40))
+        return (self.name, self.top.str(40))
 
     @property
     def largest(self) -> Any:
         return self.top
+
+
+class LaplaceLoss(_UpTo):
+    """The loss of Lap(0, 1/top) against Lap(1, 1/top). It has atoms at -top and top, and a density between them."""
+
+    name = "Laplace"
 
     def mgf(self, z: Any) -> Any:
         share = 1 / (1 + 2 * z)
@@ -98,19 +105,10 @@ class LaplaceLoss(ClosedForm):
         return inside.max(0).max(below)
 
 
-@dataclass(frozen=True)
-class BoundedRange(ClosedForm):
+class BoundedRange(_UpTo):
     """The loss with density e^{l/2}/(4 sinh(top/2)) on [-top, top]. It dominates the exponential mechanism's loss."""
 
-    top: Any
-
-    @property
-    def key(self) -> Any:
-        return ("BoundedRange", self.top.str(40))
-
-    @property
-    def largest(self) -> Any:
-        return self.top
+    name = "BoundedRange"
 
     def mgf(self, z: Any) -> Any:
         return ((z + arb(0.5)) * self.top).sinh() / ((2 * z + 1) * (self.top / 2).sinh())
