@@ -143,9 +143,8 @@ class Report:
                 "trials": int(found.trials),
                 "method": found.method,
             }
-            held: list[tuple[Any, ...]] = [
-                (one.name, one.epsilon, one.kind, None, one in row.refuted) for one in row.claims
-            ]
+            refuted = row.refuted
+            held: list[Any] = [(one.name, one.epsilon, one.kind, None, one in refuted) for one in row.claims]
             if isinstance(found, CurveTest):
                 held.append((found.claim, None, CURVE, float(found.p_value), bool(found.refuted)))
             names = ("claim", "epsilon", "kind", "p_value", "refuted")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -340,18 +340,16 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
     elif isinstance(claim, Mechanism):
         one = profile(claim)
     else:
-        one = profile(
-            Gaussian(1.0 / check_one("claim", claim, POSITIVE, "give a Plan, a mechanism, a Profile or a mu"))
-        )
+        mu = check_one("claim", claim, POSITIVE, "give a Plan, a mechanism, a Profile or a mu")
+        one = profile(Gaussian(1.0 / mu))
     if batch_shape(one.mechanism) != ():
         raise InputError("claim is a batch of mechanisms; test one claim at a time")
     if not add_and_remove(one.mechanism, one.relation):
         relation = one.relation
     reverse = "add_one" if relation == "remove_one" else relation
-    settings = {name: getattr(one, name) for name in ("engine", "rtol", "memory_bytes", "backend")}
-    steep, steep_delta = flat, flat_delta = _deltas(profile(one.mechanism, relation, **settings))
+    steep, steep_delta = flat, flat_delta = _deltas(replace(one, relation=relation))
     if reverse != relation:
-        flat, flat_delta = _deltas(profile(one.mechanism, reverse, **settings))
+        flat, flat_delta = _deltas(replace(one, relation=reverse))
     slope = np.concatenate([np.exp(-flat[::-1]), np.exp(steep)])
     above = np.concatenate([1.0 - np.exp(-flat[::-1]) * (1.0 - flat_delta[::-1]), steep_delta])
     return _lowest(above + 4.0 * ROUNDOFF * np.maximum(above, slope < 1.0), slope)
@@ -359,9 +357,9 @@ def claimed_lines(claim: Any, guessed: str) -> Lines:
 
 def _deltas(side: Profile) -> tuple[np.ndarray, np.ndarray]:
     """Return epsilons, and upper bounds of a profile's delta at these epsilons."""
-    farthest = float(np.asarray(side.epsilon(1e-15).upper))  # lines at larger eps would be lower by 1e-15 at most
+    farthest = float(side.epsilon(1e-15).upper)  # lines at larger eps would be lower by 1e-15 at most
     # 257 epsilons are enough: between two of them the lines are too high by an error of second order in their distance
-    epsilon = np.linspace(0.0, min(farthest, FARTHEST_EPSILON) if np.isfinite(farthest) else FARTHEST_EPSILON, 257)
+    epsilon = np.linspace(0.0, np.fmin(farthest, FARTHEST_EPSILON), 257)
     return epsilon, np.asarray(side.delta(epsilon).upper)
 
 

@@ -405,9 +405,8 @@ def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarra
     rows = parts.take(np.repeat(np.arange(len(cut)), [len(x) for x in cut]))
     found = delta_about(rows, places, np.zeros(places.shape), CONTOUR_WIDTH, contour.TOLERANCE)
     infinite = rows.delta_infinity[:, None], rows.infinity_units[:, None]
-    each = np.split(
-        np.stack(with_infinite_mass(found.lower, found.upper, *infinite)), np.cumsum([len(x) for x in cut])[:-1], axis=1
-    )
+    ends = np.stack(with_infinite_mass(found.lower, found.upper, *infinite))
+    each = np.split(ends, np.cumsum([len(x) for x in cut])[:-1], axis=1)
     return [x[:, :, :n].reshape(2, -1)[:, : at.size] for x, n, at in zip(each, blocks, eps, strict=True)]
 
 

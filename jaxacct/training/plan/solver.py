@@ -455,9 +455,9 @@ def _batches(request: PlanRequest, n: float) -> list[Piece]:
                 )
     if request.sampling == rules.ALLOCATION:
         return [Piece(until, n / slots_for(n, size)) for until, size in found]
-    return (
-        [Piece(until, float(round(size))) for until, size in found] if request.sampling in rules.OF_ONE_SIZE else found
-    )
+    if request.sampling in rules.OF_ONE_SIZE:
+        return [Piece(until, float(round(size))) for until, size in found]
+    return found
 
 
 def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bounds | None]:
