@@ -351,9 +351,7 @@ def least_delta(parts: Components, epsilon: np.ndarray, orders: np.ndarray | Non
 
 def _sum_up(*terms: np.ndarray) -> np.ndarray:
     """Return an upper bound of the exact sum of the terms: the computed sum plus a bound of its rounding error."""
-    total, size = np.zeros(()), np.zeros(())
-    for term in terms:
-        total, size = total + term, size + np.abs(term)
+    total, size = sum(terms, np.zeros(())), sum(map(np.abs, terms), np.zeros(()))
     return total + 4.0 * ROUNDOFF * size
 
 

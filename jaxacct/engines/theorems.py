@@ -5,6 +5,7 @@ They answer where no engine does. They check the contour and the lattice engine,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -314,10 +315,7 @@ def _all_gaussians(parts: Components) -> np.ndarray:
     """Return mu of the composition of all Gaussians, rounded up. Sampled Gaussians are taken without their sampling."""
     with np.errstate(over="ignore"):
         each = np.where(parts.gauss_n > 0, np.sqrt(parts.gauss_n) / parts.gauss_sigma, 0.0)
-    mu = parts.mu
-    for column in range(each.shape[1]):
-        mu = np.hypot(mu, each[:, column])
-    return mu * (1.0 + (8.0 + 4.0 * each.shape[1]) * ROUNDOFF)
+    return functools.reduce(np.hypot, each.T, parts.mu) * (1.0 + (8.0 + 4.0 * each.shape[1]) * ROUNDOFF)
 
 
 def _hits(parts: Components, log_share: np.ndarray) -> np.ndarray:

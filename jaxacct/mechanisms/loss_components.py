@@ -179,9 +179,7 @@ def components(mechanism: Mechanism, relation: str, direction: str, below: bool 
     n = np.where(active, n, 0.0)
     with np.errstate(divide="ignore"):  # log 0 = -inf if all mass is at infinity
         survival = np.where(active, n * np.log1p(-np.where(active, infinity, 0.0)), 0.0)
-    log_survival = np.zeros(size)
-    for each in survival.T:
-        log_survival += each
+    log_survival = sum(survival.T, np.zeros(size))
     loss, mass, n = (np.compress(n.any(axis=0), x, axis=1) for x in (loss, mass, n))
     sign = np.full(size, 1.0 if direction == "remove" else -1.0)
     units = np.full(size, 16.0 + loss.shape[1] + loss.shape[2])

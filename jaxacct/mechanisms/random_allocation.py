@@ -6,12 +6,14 @@ import contextlib
 import decimal
 import functools
 import math
+import operator
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from decimal import Decimal
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -563,9 +565,7 @@ def _up(value: Decimal) -> float:
 
 def _counts(outputs: list[tuple[Decimal, Decimal]], slots: int, taken: int) -> Iterator[tuple[Decimal, Decimal]]:
     """Yield (Q-mass, dP/dQ) for every possible vector of counts, which says how many slots have each output."""
-    factorial = [Decimal(1)]
-    for n in range(1, slots + 1):
-        factorial.append(factorial[-1] * n)
+    factorial = list(accumulate(range(1, slots + 1), operator.mul, initial=Decimal(1)))
     # `powers` has q^n/n! and `ratios` has x^j/j! with x = p/q, because multinomial probabilities contain them
     powers = [[a / f for a, f in zip(_powers(q, slots), factorial, strict=True)] for _, q in outputs]
     ratios = [[a / f for a, f in zip(_powers(x, taken), factorial[: taken + 1], strict=True)] for x, _ in outputs]
@@ -592,10 +592,7 @@ def _counts(outputs: list[tuple[Decimal, Decimal]], slots: int, taken: int) -> I
 
 
 def _powers(value: Decimal, most: int) -> list[Decimal]:
-    found = [Decimal(1)]
-    for _ in range(most):
-        found.append(found[-1] * value)
-    return found
+    return list(accumulate([value] * most, operator.mul, initial=Decimal(1)))
 
 
 def _outputs(base: FiniteMechanism) -> list[tuple[Decimal, Decimal]]:

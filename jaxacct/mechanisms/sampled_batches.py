@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import field
 from decimal import Decimal, localcontext
@@ -420,11 +421,8 @@ def cap_for(sampling_probability: float, dataset_size: int, steps: int, delta: f
     n = float(check_one("dataset_size", dataset_size, RECORDS, one))
     count = float(check_one("steps", steps, COUNT, one))
     goal = check_one("delta", delta, DELTA, one) * check_one("share", share, OPEN_PROBABILITY, one)
-    low, high = 0.0, n  # the cap `high` suffices; the cap `low` does not, or is 0
-    while high - low > 1.0:
-        middle = float(np.floor(0.5 * (low + high)))
-        low, high = (low, middle) if count * cap_of(n, q, middle).chance[1] <= goal else (middle, high)
-    return int(high)
+    suffices = lambda cap: count * cap_of(n, q, float(cap)).chance[1] <= goal
+    return 1 + bisect.bisect_left(range(1, int(n)), True, key=suffices)  # a cap of n always suffices
 
 
 def _pair_of_step(sigma: float, q: float, cap: Cap, relation: str) -> FinitePair:

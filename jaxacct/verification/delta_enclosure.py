@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from flint import arb_poly
@@ -211,12 +212,9 @@ def _totals(part: Any, count: int) -> Iterator[tuple[Any, Any]]:
             yield k * one + (count - k) * two, mass
             mass *= ratio * (count - k) / (k + 1)
         return
-    powers = []
-    for p in part.p:
-        line = [arb(1)]
-        for k in range(1, count + 1):
-            line.append(line[-1] * p / k)
-        powers.append(line)
+    # p^k/k! for k = 0, 1, ..., count
+    terms = lambda p: list(accumulate(range(1, count + 1), lambda term, k: term * p / k, initial=arb(1)))
+    powers = [terms(p) for p in part.p]
     yield from _multinomial(part.loss, powers, count, arb(0), arb(count).gamma() * count)
 
 

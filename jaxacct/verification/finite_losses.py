@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -86,11 +87,8 @@ class FiniteLosses:
 
     def hockey_stick(self, epsilon: Any) -> Any:
         """Return the finite losses' part of delta: the sum of (p - e^eps q)_+ over the outcomes with a finite loss."""
-        total, grown = arb(0), epsilon.exp()
-        for loss, p, q in zip(self.loss, self.p, self.q, strict=True):
-            if not loss <= epsilon:
-                total += (p - grown * q).max(0)
-        return total
+        grown, rows = epsilon.exp(), zip(self.loss, self.p, self.q, strict=True)
+        return sum(((p - grown * q).max(0) for loss, p, q in rows if not loss <= epsilon), arb(0))
 
 
 def from_masses(key: Any, masses: Masses, rate: Any, direction: str) -> FiniteLosses:
@@ -203,9 +201,7 @@ def discrete_laplace(scale: Any, shift: int) -> Masses:
         raise NotCovered(f"DiscreteLaplace of sensitivity {shift}")
     r = (-1 / scale).exp()
     inner, half = (1 - r) / (1 + r), 1 / (1 + r)
-    powers = [arb(1)]
-    for _ in range(shift):
-        powers.append(powers[-1] * r)
+    powers = list(accumulate([r] * shift, operator.mul, initial=arb(1)))
     share = [half if x in (0, shift) else inner for x in range(shift + 1)]
     p = [s * powers[shift - x] for x, s in enumerate(share)]
     q = [s * powers[x] for x, s in enumerate(share)]

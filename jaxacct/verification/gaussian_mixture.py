@@ -78,10 +78,8 @@ class GaussianMixture(SampledGaussian):
         return found + within(self.lost * epsilon.exp())
 
     def _mix(self, u: Any, angle: Any) -> Any:
-        total = acb(0)
-        for share, w in zip(self.shares, self.weights, strict=True):
-            total += w * acb(share * u / self.sigma - share**2 / (2 * self.sigma**2), share * angle).exp()
-        return total
+        term = lambda share: acb(share * u / self.sigma - share**2 / (2 * self.sigma**2), share * angle).exp()
+        return sum((w * term(share) for share, w in zip(self.shares, self.weights, strict=True)), acb(0))
 
     def _mix_real(self, u: Any) -> Any:
         return self._terms_of(u)[0]

@@ -9,6 +9,7 @@ of a `Plan` is bounded again in balls, so that a bad plan only widens bounds.  P
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -89,14 +90,11 @@ class LineSum:
             found, large = [next(line) for line in lines], [next(line) for line in apart]
             for j in range(width):
                 z = acb(c, len(values) * step)
-                value = acb(1)
-                for (_, count), line in zip(self.parts, found, strict=True):
-                    value *= line[j] ** count
+                powers = (line[j] ** count for (_, count), line in zip(self.parts, found, strict=True))
+                value = math.prod(powers, start=acb(1))
                 if large:
-                    small = acb(1)
-                    for (_, count), line, other in zip(self.parts, found, large, strict=True):
-                        small *= (line[j] - other[j]) ** count
-                    value -= small
+                    both = zip(self.parts, found, large, strict=True)
+                    value -= math.prod(((line[j] - other[j]) ** n for (_, n), line, other in both), start=acb(1))
                 values.append(value / (z * (z + 1)))
         values[0] /= 2
         return values
@@ -107,9 +105,8 @@ class LineSum:
         if plan.small_loss:
             return plan.small_loss.tail(self.parts, c, self.last)
         tail = (arb(plan.smoothing) ** 2 * (c * (c + 1) - self.last * self.last) / 2).exp()
-        for part, count in self.parts:
-            tail *= part.decay(c, self.last, count) ** count
-        return tail.abs_upper()
+        powers = (part.decay(c, self.last, count) ** count for part, count in self.parts)
+        return math.prod(powers, start=tail).abs_upper()
 
     def at(self, epsilon: Any) -> Any:
         """Enclose delta at an epsilon."""
@@ -203,10 +200,7 @@ def _reverse(parts: Any, b: Any, epsilon: Any) -> Any:
 
 def _moment(parts: Any, a: Any, epsilon: Any) -> Any:
     """Return M(a) e^{-a eps}, with the composition's moment generating function M of the loss."""
-    total = (-a * epsilon).exp()
-    for part, count in parts:
-        total *= part.mgf(acb(a)).real ** count
-    return total
+    return math.prod((part.mgf(acb(a)).real ** count for part, count in parts), start=(-a * epsilon).exp())
 
 
 class Line(NamedTuple):

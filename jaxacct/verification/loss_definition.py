@@ -110,11 +110,8 @@ class Composition:
     @property
     def infinity(self) -> Any:
         """The probability, under P, of an infinite loss: 1 minus the product of the parts' chances of a finite loss."""
-        kept = arb(1)
-        for part, count in self.parts:
-            if isinstance(part, FiniteLosses) and not part.infinity.is_zero():
-                kept *= (1 - part.infinity) ** count
-        return 1 - kept
+        finite = ((1 - part.infinity) ** count for part, count in self.parts if isinstance(part, FiniteLosses))
+        return 1 - math.prod(finite, start=arb(1))
 
     @property
     def cut(self) -> Any:

@@ -5,6 +5,7 @@ Proofs: README.md of this folder, "The sampled Gaussian" and "Outputs cut in two
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -184,10 +185,7 @@ class SampledGaussian:
         return self.rate * y.exp() / (1 - self.rate + self.rate * y.exp())
 
     def _share(self, u: Any) -> Any:
-        share = arb(1)
-        for cut in self.cuts:
-            share *= cut.share(u)
-        return share
+        return math.prod((cut.share(u) for cut in self.cuts), start=arb(1))
 
     def _risen(self, angle: Any) -> Any:
         stretch = self.sigma**2 * sum((1 / arb(cut.width) ** 2 for cut in self.cuts), arb(1))
@@ -247,10 +245,7 @@ class SampledGaussian:
     def _value(self, a: Any, b: Any, exponent: Any, side: int) -> Any:
         """Return mix(b)^exponent N(a) f(a). f is the product of the cut shares that fall towards `side`."""
         value = (-a * a / 2 + exponent * self._mix_real(b).log()).exp() / (2 * arb.pi()).sqrt()
-        for cut in self.cuts:
-            if cut.side != side:
-                value *= cut.share(a)
-        return value
+        return math.prod((cut.share(a) for cut in self.cuts if cut.side != side), start=value)
 
     # Planning in floats: no number below enters a bound without being bounded again in ball arithmetic.
 
