@@ -7,6 +7,7 @@ delta is P(H) - e^eps Q(H) for a half line H of outputs, whose endpoint solves l
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable
@@ -121,7 +122,9 @@ def one_epsilon(row: Row, sign: float, delta: float, rtol: float = 1e-4) -> Ends
         else:
             ends = _by_contour(parts, low, high, max(NARROW, 0.01 * rtol))
         if _negligible(lost, sign, ends[2], delta):
-            low, mid, high = _clipped(ends)
+            low, mid, high = np.maximum(ends, 0.0).tolist()
+            if not low <= high:
+                low, mid, high = UNKNOWN
             top = _largest_loss(parts, sign)
             return min(low, top), min(mid, top), min(high, top)
     return UNKNOWN
@@ -175,14 +178,10 @@ def _by_contour(parts: list[Part], low: float, high: float, narrow: float) -> En
             return best
         if stalled:
             break
-    try:  # if delta(0) is at most the given delta, epsilon is 0
-        if (
-            not (best[0] > 0.0 or best[2] <= 0.0)
-            and kernel.delta_bracket(kernel.nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low
-        ):
-            return 0.0, 0.0, 0.0
-    except FAILURES:
-        pass
+    if not (best[0] > 0.0 or best[2] <= 0.0):
+        with contextlib.suppress(*FAILURES):  # if delta(0) is at most the given delta, epsilon is 0
+            if kernel.delta_bracket(kernel.nodes_for_epsilon(parts, 0.0), 0.0)[2] <= log_low:
+                return 0.0, 0.0, 0.0
     if not np.isfinite(best[2]):
         return _epsilon_by_chernoff(parts, log_low)
     return best
@@ -206,7 +205,7 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float
         if low <= mid <= high < np.inf and high - low <= NARROW:
             return _from_logs(low, mid, high)
     low, mid, high = UNKNOWN
-    try:
+    with contextlib.suppress(*FAILURES):
         for attempt in range(2):
             nodes = kernel.nodes_for_epsilon(parts, epsilon, None if attempt == 0 else min(mid, 0.0))
             known[:] = [(epsilon, nodes), *known[: CONTOURS_KEPT - 1]]
@@ -217,8 +216,6 @@ def _delta_by_contour(parts: list[Part], epsilon: float, known: list[tuple[float
             mid = float(np.clip(found[1], low, high))
             if high - low <= NARROW:
                 break
-    except FAILURES:
-        pass
     if not (low <= high < np.inf and np.isfinite(mid)):
         return _delta_by_chernoff(parts, epsilon)
     return _from_logs(low, mid, high)
@@ -256,11 +253,6 @@ def _largest_loss(parts: list[Part], sign: float) -> float:
     # the term with `LEFT_OUT` covers the weights of components that were left out
     each = (part.times * (2.0 * LEFT_OUT[0] - min(_log_rest(law) for law in part.branches)) for part in parts)
     return sum(each) * (1.0 + 1e-12)
-
-
-def _clipped(ends: Ends) -> Ends:
-    low, mid, high = (max(end, 0.0) if not np.isnan(end) else end for end in ends)
-    return (low, mid, high) if low <= high else UNKNOWN
 
 
 def _negligible(lost: float, sign: float, epsilon: float, delta: float) -> bool:

@@ -95,7 +95,8 @@ def subject_of(source: Any, delta: float | None, rows: Sequence[int] | None, rel
     before = _digest(path) if in_file else ""
     if kind == "ledger":
         if in_file:
-            _refuse_open(path)
+            with contextlib.suppress(OSError), Path(path).open("rb") as file:  # a file system may have no locks
+                lock(file, path, "make the report when the run has ended", shared=True)
         found = _of_ledger(Ledger.read(path) if in_file else source, delta, path)
     elif kind == "result":
         found = _of_table(read_table(path) if in_file else source, rows, path)
@@ -352,12 +353,6 @@ def _target_kept(ledger: Ledger) -> list[tuple[str, str]]:
     spent = ledger.epsilon(plan.target_delta)
     kept = bool(spent.ok) and bool(spent.upper <= plan.target_epsilon)
     return [("Target of the plan", f"{target}: {'kept' if kept else 'not kept by all that the ledger holds'}")]
-
-
-def _refuse_open(path: str) -> None:
-    """Refuse a ledger that another process has open for writing, if the file system has locks."""
-    with contextlib.suppress(OSError), Path(path).open("rb") as file:
-        lock(file, path, "make the report when the run has ended", shared=True)
 
 
 def _candidate(ledger: Ledger) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -91,10 +92,8 @@ def _by_integrals(build: Callable[[], Any], parts: Any, epsilon: float, log_scal
             # three steps take two nested integrals, hence seconds: try a short sum over a line first
             methods.insert(0, lambda: line_sum.enclose(build, epsilon, log_scale, digits, most, 4_000_000))
     for method in methods[:-1]:
-        try:
+        with contextlib.suppress(Unplanned):
             return method()
-        except Unplanned:
-            pass
     return methods[-1]()
 
 
