@@ -190,16 +190,16 @@ def test_a_second_run_beside_the_first_leaves_it_alone(tmp_path, whole, monkeypa
 
 
 def test_a_lock_on_a_name_that_is_gone_is_taken_again(tmp_path, monkeypatch):
-    from jaxacct.sweeps import journal as module
+    from jaxacct.core import files
 
-    path, lock, calls = tmp_path / "r.journal", module._lock, itertools.count()
+    path, lock, calls = tmp_path / "r.journal", files.lock, itertools.count()
 
-    def late(file, name):
+    def late(file, name, remedy):
         if next(calls) == 0:
             path.unlink()  # the run that had it finishes between our opening and our locking
-        lock(file, name)
+        lock(file, name, remedy)
 
-    monkeypatch.setattr(module, "_lock", late)
+    monkeypatch.setattr(files, "lock", late)
     held = Journal.hold(path)
     assert path.exists() and held.fresh and next(calls) == 2
     held.close()

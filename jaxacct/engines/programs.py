@@ -170,9 +170,7 @@ def _others_write(status: os.stat_result) -> bool:
 
 def _digest(name: str, payload: bytes) -> bytes:
     """Return the digest of a kept program. It covers the file's name, so that a renamed file is refused."""
-    digest = hashlib.sha256(name.encode() + b"\n")
-    digest.update(payload)
-    return digest.digest()
+    return hashlib.sha256(name.encode() + b"\n" + payload).digest()
 
 
 ROOMS = ("kernels", "engines", "mechanisms", "selection")

@@ -177,13 +177,9 @@ def strategies() -> dict[str, type[Any]]:
 
 
 def _public(base: type[Any]) -> dict[str, type[Any]]:
-    found = {}
-    for home in ("jaxacct.mechanisms", "jaxacct.selection"):
-        module = importlib.import_module(home)
-        for value in (getattr(module, name) for name in module.__all__):
-            if isinstance(value, type) and issubclass(value, base) and not inspect.isabstract(value):
-                found[value.__name__] = value
-    return found
+    homes = map(importlib.import_module, ("jaxacct.mechanisms", "jaxacct.selection"))
+    every = (getattr(home, name) for home in homes for name in home.__all__)
+    return {x.__name__: x for x in every if isinstance(x, type) and issubclass(x, base) and not inspect.isabstract(x)}
 
 
 def _encode(mechanism: Mechanism, path: str, depth: int, count: Iterator[int], every: bool) -> dict[str, Any]:

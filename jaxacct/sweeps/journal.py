@@ -97,7 +97,8 @@ class Journal:
             with files.writing(path):
                 file = cast(io.FileIO, path.open("a+b", buffering=0))
             try:
-                _lock(file, path)
+                with contextlib.suppress(OSError):  # the system or the file system may have no locks
+                    files.lock(file, path, "wait for it, stop it first, or give the result another name")
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                         return cls(path, file)
@@ -180,12 +181,6 @@ class Journal:
     def _cut(self, end: int) -> None:
         with files.writing(self.path):
             self._file.truncate(end)
-
-
-def _lock(file: io.FileIO, path: Path) -> None:
-    """Lock a journal until its file is closed. Do nothing if the system or the file system has no locks."""
-    with contextlib.suppress(OSError):
-        files.lock(file, path, "wait for it, stop it first, or give the result another name")
 
 
 def kept_block(out: Path, shard: tuple[int, int]) -> int | None:
