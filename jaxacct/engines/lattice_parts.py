@@ -431,11 +431,8 @@ class Finite(LatticePart):
         place = sign * self.loss
         origin = float(place.min())
         far = (place - origin) / step
-        shift = (
-            ROUNDOFF * (LOSS_UNITS * np.abs(self.loss).max() + 8.0 * (abs(origin) + step))
-            + FINITE_LOSS_ERROR
-            + self.blur
-        )
+        rounding = ROUNDOFF * (LOSS_UNITS * np.abs(self.loss).max() + 8.0 * (abs(origin) + step))
+        shift = rounding + FINITE_LOSS_ERROR + self.blur
         nearest = np.rint(far)
         exact = np.abs(far - nearest) * step <= shift
         cell = np.where(exact, nearest, np.floor(far)).astype(np.int64)

@@ -233,9 +233,8 @@ class Work:
             with contextlib.closing(Journal.hold(journal_path(out, self.shard))) as journal:
                 if journal.fresh:
                     journal.rename(part, journal.path)
-        taken = {part: f"keep it with --resume (resume=True), or {tables.REPLACE}"} | (
-            {out: tables.REPLACE} if merged else {}
-        )
+        taken = {part: f"keep it with --resume (resume=True), or {tables.REPLACE}"}
+        taken |= {out: tables.REPLACE} if merged else {}
         with self._journal(out, taken, resume, overwrite) as journal:
             part.unlink(missing_ok=True)  # else `merge_all` could merge an old part while this one is solved
             table = self.solve(show, journal)

@@ -76,10 +76,8 @@ def refuse_shared(name: str, own: PyTree, private: PyTree, what: str) -> None:
     def one_memory(a: Any, b: Any) -> bool:
         return a is b or (isinstance(a, np.ndarray) and isinstance(b, np.ndarray) and np.shares_memory(a, b))
 
-    if (
-        any(itertools.starmap(one_memory, itertools.product(arrays(own), arrays(private))))
-        or with_records(arrays(own), private, columns=False, alike=True) is not None
-    ):
+    shared = any(itertools.starmap(one_memory, itertools.product(arrays(own), arrays(private))))
+    if shared or with_records(arrays(own), private, columns=False, alike=True) is not None:
         raise InputError(f"{name} holds rows of the training data{what}")
 
 

@@ -296,10 +296,8 @@ def _say_what_fits(ledger: Ledger, name: str, state: State, plan: Plan) -> None:
 
 def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: State, seen: bool) -> None:
     """Refuse `plan` if it may not follow the run's plans `before`.  `spent` is all that counts against `plan`."""
-    if any(
-        one.repetitions is not None and (one.repetitions, one.candidates) != (plan.repetitions, plan.candidates)
-        for one in before
-    ):
+    choice = (plan.repetitions, plan.candidates)
+    if any(one.repetitions is not None and (one.repetitions, one.candidates) != choice for one in before):
         raise InputError(
             "repetitions must be the same as in the steps so far, which do not pay for the choice of this run; let "
             "them stay, or begin another run by trainer.init(state.params), with a target that leaves room for it"
