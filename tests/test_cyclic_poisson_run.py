@@ -44,7 +44,9 @@ def test_the_rate_is_that_of_a_group():
     run = ja.dp_sgd(1.0, batch_size=30, dataset_size=1000, epochs=2, bands=4, groups=5, **CYCLIC)
     assert run.mechanism.sampling_probability == 0.15 and run.steps == 14  # ceil(67 / 5)
     assert ja.dp_sgd(1.0, 0.15, epochs=2, bands=4, groups=5, **CYCLIC).steps == 14
-    assert ja.dp_sgd(1.0, batch_size=250, dataset_size=1000, steps=9, bands=4, **CYCLIC) == ja.dp_sgd(1.0, 1.0, 3)
+    assert ja.dp_sgd(1.0, batch_size=250, dataset_size=1000, steps=9, bands=4, **CYCLIC) == ja.repeat(
+        ja.PoissonSampled(ja.Gaussian(1.0), 1.0, in_turns=True), 3
+    )
     assert ja.dp_sgd(1.0, 0.1, 9, bands=[2, 4], **CYCLIC).steps.tolist() == [5, 3]
     assert ja.dp_sgd(1.0, 0.1, 9, bands=[2, 4], groups=4, **CYCLIC).steps.tolist() == [3, 3]
 

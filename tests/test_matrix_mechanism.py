@@ -50,7 +50,7 @@ def unit(*column):
 def test_whole_blocks_are_dp_sgd(noise, rate, n, bands, groups):
     run = ja.MatrixMechanism(Banded(bands, n), noise, CyclicPoisson(groups, rate))
     plain = ja.dp_sgd(noise, rate, n // groups)
-    for relation in ("zero_out", "replace_one"):
+    for relation in ("zero_out", "replace_one") if groups == 1 else ("zero_out",):
         mine, theirs = (ja.epsilon(x, 1e-5, relation=relation) for x in (run, plain))
         np.testing.assert_allclose([mine.upper, mine.lower], [theirs.upper, theirs.lower], rtol=1e-9)
         assert mine.kind == theirs.kind

@@ -283,9 +283,9 @@ def test_zero_out_without_replacement_is_bounded():
 def test_what_cannot_be_sampled():
     fixed = ja.SampledWithoutReplacement(ja.Gaussian(1.0), 0.1)
     message = refusal(ja.PoissonSampled, ja.compose(ja.Gaussian(1.0), fixed), 0.1)
-    assert "SampledWithoutReplacement" in message and "without both samplings, which leaks no less" in message
+    assert "SampledWithoutReplacement" in message and "draw all batches by PoissonSampled" in message
     capped = ja.TruncatedPoissonSampled(ja.Gaussian(1.0), 0.1, 100, 20)
-    assert "without both samplings" in refusal(ja.PoissonSampled, capped, 0.1)
+    assert "draw all batches by PoissonSampled" in refusal(ja.PoissonSampled, capped, 0.1)
     grouped = ja.repeat(ja.PoissonSampled(ja.Gaussian(1.0), 0.1, group=2), 2)
     for owner in (ja.PoissonSampled, ja.SampledWithoutReplacement):
         assert "group belongs to the outermost sampling" in refusal(owner, grouped, 0.1)

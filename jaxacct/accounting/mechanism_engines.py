@@ -489,7 +489,7 @@ class MixtureContour(MechanismEngine):
                 answers.lower[at], answers.estimate[at], answers.upper[at] = ends
                 bar.update(done + 1)
         engine = np.full(target.size, self.name, dtype="<U32")
-        certified = mixture.attained(mechanism, relation)
+        certified = mechanism.kind_of_bracket(relation) == "certified"
         with np.errstate(invalid="ignore"):
             left = np.flatnonzero(~(answers.upper < np.inf) | is_open(answers, rtol))
         for at in left.tolist():  # one by one: a batch gets no answer if its lattice fails on one row

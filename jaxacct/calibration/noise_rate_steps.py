@@ -281,7 +281,8 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
     # If groups take turns, a record is in at most one step of a round, so the run counts as a Poisson run of rounds.
-    if RULES[rule_name(sampling)].in_turns and group == 1 and "steps" in numbers:
+    # But a replaced record may be in another group.
+    if RULES[rule_name(sampling)].in_turns and group == 1 and "steps" in numbers and relation != "replace_one":
         fewer = {"steps": rounds_of(numbers["steps"], numbers["groups"])}
         numbers, sampling = {name: numbers[name] for name in ORDER if name in numbers} | fewer, "poisson"
     settings = relation, limits, given["rtol"], backend

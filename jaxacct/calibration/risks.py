@@ -148,6 +148,8 @@ def _to_rate(goal: Goal, name: str, flat: dict[str, np.ndarray], shape: tuple[in
     """Calibrate to a true-positive rate; a posterior or a reconstruction is first turned into such a rate."""
     if name == "target_reconstruction":
         require_taken_out(goal.relation)
+    if name != "target_tpr" and goal.relation in ("add_or_remove_one", "zero_out"):
+        goal = goal._replace(relation="remove_one")  # these risks are about a record that was used
     beside_it = {"target_posterior": "prior", "target_tpr": "at_fpr", "target_reconstruction": "baseline"}[name]
     _require_above(name, flat[name], beside_it, flat[beside_it], shape)
     fpr = flat["baseline" if name == "target_reconstruction" else "at_fpr"]

@@ -54,11 +54,6 @@ SHARE_LEFT_OUT = 1e-12
 """Largest relative change of delta that the left-out components may cause."""
 
 
-def attained(mechanism: Mechanism, relation: str) -> bool:
-    """Return whether the branches of every step give the mechanism's exact delta. If not, they give an upper bound."""
-    return all(leaf.attained(relation) for _, leaf in flat(mechanism) if isinstance(leaf, OfGaussianMixtures))
-
-
 def rows_of_branches(mechanism: Mechanism, relation: str) -> list[Row | None] | None:
     """Return a list of `Row`s, with None for rows beyond float64's range. If a step has no branches, return None."""
     shape = batch_shape(mechanism)

@@ -89,7 +89,7 @@ class Repeated(Combinator):
 
     def expression(self) -> str:
         steps, step = f"steps={as_typed(self.steps, whole=True)}", self.mechanism
-        if not isinstance(step, PoissonSampled) or type(step.mechanism) is not Gaussian:
+        if not isinstance(step, PoissonSampled) or type(step.mechanism) is not Gaussian or step.in_turns:
             return f"ja.repeat({step.expression()}, {steps})"
         noise, rate = as_typed(step.mechanism.noise_multiplier), as_typed(step.sampling_probability)
         group = f", group={step.group}" if step.group > 1 else ""
@@ -101,6 +101,9 @@ class Repeated(Combinator):
 
     def _several(self) -> bool:
         return bool(np.any(np.greater(self.steps, 1.0)))
+
+    def records_covered(self) -> int:
+        return int(self.mechanism.records_covered())
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         kind = self.mechanism.kind_under(relation, composed or self._several())
@@ -119,7 +122,8 @@ FIRST_SHOWN = 8
 class Composed(Combinator):
     """Several mechanisms run one after the other on the same data, each free to depend on earlier outputs.
 
-    The list of mechanisms must be fixed in advance: it may not depend on outputs. Under ``replace_one`` the answer is a
+    The list of mechanisms must be fixed in advance: it may not depend on outputs. Parts with groups of different sizes
+    give a bound, which covers a group of the smallest size. Under ``replace_one`` the answer is a
     bound if the two directions differ in two or more of the mechanisms (README.md, "Two orders of a replaced record").
 
     Parameters
@@ -190,14 +194,20 @@ class Composed(Combinator):
         """Return True for ``replace_one`` if the two directions may differ in two or more of the mechanisms."""
         return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
 
+    def records_covered(self) -> int:
+        return min(one.records_covered() for one in self.mechanisms)
+
     def kind_under(self, relation: str, composed: bool = False) -> str:
-        kind = super().kind_under(relation, composed or len(self.mechanisms) > 1)
-        return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
+        return self._weaker(super().kind_under(relation, composed or len(self.mechanisms) > 1), relation)
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
         composed = composed or len(self.mechanisms) > 1
-        kind = weakest(mechanism.kind_of_bracket(relation, composed) for mechanism in self.mechanisms)
-        return "bound" if kind == "certified" and self._mixes_orders(relation) else kind
+        return self._weaker(weakest(one.kind_of_bracket(relation, composed) for one in self.mechanisms), relation)
+
+    def _weaker(self, kind: str, relation: str) -> str:
+        # a part for a larger group counts more records than the smallest group, which is what the whole covers
+        groups = {one.records_covered() for one in self.mechanisms}
+        return "bound" if kind == "certified" and (len(groups) > 1 or self._mixes_orders(relation)) else kind
 
 
 def _without_one(mechanism: Mechanism) -> Mechanism:
@@ -275,7 +285,7 @@ class ProposeTestRelease(Combinator):
         delta_infinity = e^{-threshold/test_scale}/2.
 
     The answer is for the composition of the Laplace mechanism, a mass delta_infinity at infinite loss, and
-    ``mechanism``, under the relation whose steps the distance counts. ``kind`` is "bound".
+    ``mechanism``, under the relation whose steps the distance counts. These steps go both ways. ``kind`` is "bound".
 
     Parameters
     ----------

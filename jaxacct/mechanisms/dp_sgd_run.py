@@ -91,7 +91,8 @@ def dp_sgd(
 
     For "cyclic_poisson" the answer is that of ``ceil(steps / groups)`` Poisson sampled Gaussians. It is a bound for
     every banded strategy whose columns have norm at most 1. For ``strategies.Banded(bands, steps)``, `MatrixMechanism`
-    gives less epsilon if `groups` does not divide `steps`. The group of a record must not depend on other records.
+    gives less epsilon if `groups` does not divide `steps`. The group of a record must not depend on other records. A
+    replaced record may be in another group, so under ``replace_one`` the answer counts a removal and an addition.
 
     Parameters
     ----------
@@ -153,7 +154,8 @@ def dp_sgd(
         )
     count = rounds_of(fields["steps"], fields[rule.period]) if rule.period else fields["steps"]
     of_group = {} if group == 1 else {"group": group, **{n: _only(fields[n]) for n in rule.taken_for_groups}}
-    step = rule.step(Gaussian(noise_multiplier), *(fields[name] for name in rule.takes), **of_group)
+    turns = {"in_turns": True} if rule.in_turns and np.any(np.greater(fields["groups"], 1.0)) else {}
+    step = rule.step(Gaussian(noise_multiplier), *(fields[name] for name in rule.takes), **of_group, **turns)
     return Repeated(step, count)
 
 

@@ -114,10 +114,10 @@ class MatrixMechanism(EqualToAnother):
             return in_bins(self.strategy, self.noise_multiplier, self.participation.bins, below)
         noise = np.asarray(self.noise_multiplier, np.float64) * (1.0 + (4.0 if below else -4.0) * ROUNDOFF)
         if isinstance(self.participation, CyclicPoisson):
-            rate = self.participation.sampling_probability
-            norms = _norms(self.strategy, self.participation.groups, below)
+            groups, rate = self.participation.groups, self.participation.sampling_probability
+            block = lambda norm: PoissonSampled(Gaussian(noise / norm), rate, in_turns=groups > 1)
             # a norm of 0 would make the noise infinite, which leaks nothing, so such columns are left out
-            blocks = [repeat(PoissonSampled(Gaussian(noise / norm), rate), n) for norm, n in norms if norm > 0.0]
+            blocks = [repeat(block(norm), n) for norm, n in _norms(self.strategy, groups, below) if norm > 0.0]
             return blocks[0] if len(blocks) == 1 else compose(*blocks)
         moves = self.strategy.sensitivity(self.participation)
         return Gaussian(noise / float(moves.lower if below else moves.upper))

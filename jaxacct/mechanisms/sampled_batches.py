@@ -100,6 +100,8 @@ class PoissonSampled(OfGaussianMixtures):
     mechanism : Mechanism; it runs on one sample, and is refused if it needs a data set of fixed size.
     sampling_probability : array_like in [0, 1]; q, which broadcasts with the base's fields.
     group : int from 1 to 1000; k, the same for all configurations. Above 1 the base must consist of Gaussians.
+    in_turns : bool; whether groups of records take turns, as in `CyclicPoisson`. A replaced record may then be in
+        another group, and under ``replace_one`` counts as one that is removed and one that is added.
 
     References
     ----------
@@ -122,6 +124,7 @@ class PoissonSampled(OfGaussianMixtures):
     mechanism: Leaf
     sampling_probability: Leaf
     group: int = field(default=1, metadata={"static": True, "optional": True})
+    in_turns: bool = field(default=False, metadata={"static": True, "optional": True})
     constraints: ClassVar = {"sampling_probability": PROBABILITY}
 
     def __post_init__(self) -> None:
@@ -208,6 +211,9 @@ class PoissonSampled(OfGaussianMixtures):
     def reveals(self, relation: str) -> bool:
         return self._reveals(relation) or super().reveals(relation)
 
+    def replaced_apart(self) -> bool:
+        return self.in_turns or super().replaced_apart()
+
     def _reveals(self, relation: str) -> bool:
         """Return whether this sample counts as public, since the base's law without the record is not known."""
         return absence_unknown(self._flat()[0], relation) and self._draws()
@@ -293,7 +299,7 @@ def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> Non
         fixed = (one for one in mechanism.walk() if one.displaces() and not any(x.displaces() for x in one.inside()))
         raise InputError(
             f"{owner} of {type(next(fixed)).__name__} is not supported, since a Poisson sample has no fixed size; "
-            "account for it without both samplings, which leaks no less"
+            "draw all batches by PoissonSampled, which needs none"
         )
     if any(np.any(np.not_equal(getattr(one, "group", 1), 1)) for one in mechanism.walk()):
         raise InputError("group belongs to the outermost sampling; leave it out inside")
@@ -575,13 +581,13 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         base = self._base()
         if not self.ordinary() or base != self._base(up=True):
             return "bound"
-        return self._kind(relation, composed, base.kind_under("replace_one", composed))
+        return self._kind(relation, composed, base.kind_under("replace_one", composed or not self._trivial()))
 
     def kind_of_bracket(self, relation: str, composed: bool = False) -> str:
         base = self._base()
         if self.group > 1:
             return super().kind_of_bracket(relation, composed)
-        return self._kind(relation, composed, base.kind_of_bracket("replace_one", composed))
+        return self._kind(relation, composed, base.kind_of_bracket("replace_one", composed or not self._trivial()))
 
     def _kind(self, relation: str, composed: bool, kind: str) -> str:
         base = self._base()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from jaxacct.core.bounds import Bounds, explain
 from jaxacct.core.text import outward
 from jaxacct.mechanisms import Mechanism
-from jaxacct.mechanisms.combinators import Composed, Repeated
 
 
 def safe(text: str) -> str:
@@ -24,15 +23,6 @@ def up(value: float, digits: int) -> str:
 def down(value: float, digits: int) -> str:
     """Write a number with at most `digits` significant digits, rounded down."""
     return outward(value, f".{digits}g", up=False)
-
-
-def records_covered(mechanism: Mechanism | None) -> int:
-    """Return how many records together a guarantee of the mechanism covers: the smallest `group` of its parts."""
-    from jaxacct.selection.any_selection import AnySelection  # imports SciPy, which is slow
-
-    if isinstance(mechanism, Composed | Repeated | AnySelection):
-        return min(map(records_covered, mechanism.inside()), default=1)
-    return int(getattr(mechanism, "group", 1))
 
 
 CLAIMABLE = ("certified", "bound")
@@ -94,7 +84,7 @@ class Claim:
     @property
     def group(self) -> int:
         """How many records the claim covers together, such as those of one person; 1 if `mechanism` is None."""
-        return records_covered(self.mechanism)
+        return 1 if self.mechanism is None else self.mechanism.records_covered()
 
     @property
     def kind(self) -> str:

@@ -22,7 +22,7 @@ from jaxacct.core.text import percent, plain_percent
 from jaxacct.core.validation import OPEN_PROBABILITY, InputError, check_one
 from jaxacct.interop.documents import to_json
 from jaxacct.report import page, wording
-from jaxacct.report.claim import Claim, down, records_covered, safe, up
+from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.readings import FALSE_POSITIVE_RATES, Readings, attacker_curve, readings_of
 from jaxacct.report.subjects import Subject, subject_of
 from jaxacct.sweeps.table import out_path
@@ -210,7 +210,7 @@ def _blocks(
     kinds = [claim.kind for claim in subject.claims if claim.kind]
     yield page.Items(wording.assumptions(subject.mechanisms, kinds, subject.assumed, subject.unit))
     yield page.Heading("What the claim does not say")
-    groups = {claim.group for claim in subject.claims} | {records_covered(one) for one in subject.mechanisms}
+    groups = {claim.group for claim in subject.claims} | {one.records_covered() for one in subject.mechanisms}
     yield page.Items([wording.about(subject.unit, text) for text in wording.limits(groups)])
     yield page.Heading("Every mechanism")
     yield subject.spent

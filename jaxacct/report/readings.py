@@ -73,8 +73,7 @@ def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
     known = profile(mechanism, relation)
     tpr = known.true_positive_rate(_CURVE)
     advantage = known.advantage()
-    places = np.searchsorted(_CURVE, FALSE_POSITIVE_RATES)
-    posterior = known.posterior_at(prior, _CURVE[places], tpr[places])
+    posterior = known.posterior(prior, FALSE_POSITIVE_RATES)
     return Readings(_CURVE, tpr, advantage, prior, posterior, known.bayes_success(prior))
 
 

@@ -255,11 +255,19 @@ class Profile:
         """Compute the largest probability that a record was used, after a membership test says that it was.
 
         It is `prior tpr / (prior tpr + (1 - prior) fpr)`, where `prior` in (0, 1) is the probability, before the output
-        is seen, that the record was used, and tpr is `true_positive_rate(fpr)`. For fpr = tpr = 0 it is `prior`.
+        is seen, that the record was used, and tpr is the true positive rate at `fpr` of tests for a record that was
+        used, as under remove_one. For fpr = tpr = 0 it is `prior`.
         """
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         fpr = np.asarray(check("fpr", fpr, PROBABILITY))
-        return self.posterior_at(prior, fpr, self.true_positive_rate(fpr))
+        return self.posterior_at(prior, fpr, self.of_presence().true_positive_rate(fpr))
+
+    def of_presence(self) -> Profile:
+        """Return the profile of the tests for a record that was used, which is that of removing it if there is one."""
+        both = self.relation == "add_or_remove_one" or (
+            self.relation == "zero_out" and add_and_remove(self.mechanism, self.relation)
+        )
+        return self._one_direction("remove") if both else self
 
     def posterior_at(self, prior: ArrayLike, fpr: ArrayLike, rate: Bounds) -> Bounds:
         """Return `posterior(prior, fpr)`, given the bracket `rate` of the largest true-positive rate at `fpr`."""
@@ -331,7 +339,7 @@ class Profile:
         """
         require_taken_out(self.relation)
         check("baseline", baseline, PROBABILITY)
-        return self.true_positive_rate(baseline)
+        return self.of_presence().true_positive_rate(baseline)
 
     def plot(self, *, epsilon: ArrayLike | None = None, axes: Foreign = None) -> Foreign:
         """Draw delta against epsilon by `ja.plot_profiles`; return the matplotlib Axes.

@@ -230,14 +230,16 @@ def risk(
     p = profile(mechanism, relation, rtol=rtol, backend=backend)
     axes = (1,) * len(batch_shape(mechanism))
     # the largest success of a reconstruction with baseline b is the largest true-positive rate at fpr = b
-    alike = np.unique([*rates, *baselines])
-    power = p.true_positive_rate(alike.reshape(-1, *axes))
+    alike, present = np.unique([*rates, *baselines]), p.of_presence()
+    power = present.true_positive_rate(alike.reshape(-1, *axes))
     tpr = {float(rate): power[place] for place, rate in enumerate(alike)}
     readings = [Reading("advantage", {}, p.advantage())]
-    readings += [Reading("true_positive_rate", {"fpr": rate}, tpr[rate]) for rate in rates]
+    for rate in rates:
+        either = tpr[rate] if present is p else p.true_positive_rate(rate)
+        readings.append(Reading("true_positive_rate", {"fpr": rate}, either))
     for chance in priors:
         for rate in rates:
-            posterior = p.posterior_at(chance, rate, tpr[rate])
+            posterior = present.posterior_at(chance, rate, tpr[rate])
             readings.append(Reading("posterior", {"prior": chance, "fpr": rate}, posterior))
         readings.append(Reading("bayes_success", {"prior": chance}, p.bayes_success(chance)))
         readings.append(Reading("bayes_excess", {"prior": chance}, p.bayes_excess(chance)))

@@ -51,6 +51,9 @@ class AnySelection(Mechanism):
     def symmetric(self) -> bool:
         return bool(self.mechanism.symmetric())
 
+    def records_covered(self) -> int:
+        return int(self.mechanism.records_covered())
+
     def expression(self) -> str:
         return f"selection.select({self.mechanism.expression()}, {call(self.law)}{self._options()})"
 

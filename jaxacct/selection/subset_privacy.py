@@ -47,7 +47,7 @@ def subset_epsilon(
     ----------
     tuned : one run of a candidate on the sample, one configuration.
     k : one law of K.
-    trained : the final run, one configuration.
+    trained : the final run, one configuration. With "rest" its batches must not have a fixed size.
     sampling_probability : q in [0, 1], the probability with which a record is in the sample.
     delta : float in (0, 1)
     variant : the final run is on the data outside the sample ("rest"), or on all data ("all").
@@ -74,9 +74,10 @@ def subset_epsilon(
     if not isinstance(k, Law) or k.shape or batch_shape(tuned) or batch_shape(trained):
         raise InputError("tuned, k and trained must be one configuration each; call once for each")
     require_samplable("subset_epsilon", tuned, fixed_size=False)
+    if choice("variant", variant, VARIANTS) == "rest":  # the data outside a Poisson sample have no fixed size either
+        require_samplable("the final run", trained, fixed_size=False)
     q = check_one("sampling_probability", sampling_probability, PROBABILITY, "give a single number in each call")
     target = check_one("delta", delta, DELTA, "give a single number in each call")
-    choice("variant", variant, VARIANTS)
     upper = lambda at: bound_epsilon(tuned, k, at, bound="envelope").upper
     at = lambda grid, name: bound_delta(tuned, k, grid, bound="envelope", relation=name).upper
     pair = _through_points(upper, at, target)

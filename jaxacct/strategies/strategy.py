@@ -92,7 +92,8 @@ class CyclicPoisson(_Counted):
     """Records are split into groups once; step i draws each record of group i mod ``groups`` independently.
 
     The group of a record must not depend on other records: draw it from a hash of the record's identifier, for example.
-    For equal parts of a shuffled list, the accounting holds under ``zero_out`` and ``replace_one`` only.
+    For equal parts of a shuffled list, the accounting holds under ``zero_out`` and ``replace_one`` only. A replaced
+    record may be in another group, so under ``replace_one`` it is removed and another one is added.
 
     Parameters
     ----------

@@ -116,15 +116,17 @@ def whole(
 
     chosen = chosen_among(candidate)
     found = account.epsilon(chosen, delta, relation=relation) if known is None else known
-    if count > 1 and candidates == "iid":  # `rounds` returns a mechanism that leaks at least as much as the rounds
+    # `rounds` returns a mechanism that leaks at least as much as the rounds. So does the Gaussian of a score under
+    # replace_one, which moves by 2 there, while a count of values in [0, 1] moves by 1.
+    if (count > 1 and candidates == "iid") or (private and relation == "replace_one"):
         found = Bounds(0.0, found.upper, found.upper, weakest([str(found.kind), "bound"]), found.status, found.engine)
     if not private or score.on == "training":
         return Whole(found, chosen, candidate)
     by_score = chosen_among(score.mechanism())
     other = account.epsilon(by_score, delta, relation=relation)
     worse = found if found.upper >= other.upper else other
-    lower = float(max(found.lower, other.lower))
     kind = "certified" if found.kind == other.kind == "certified" else "bound"
+    lower = float(max(found.lower, other.lower)) if kind == "certified" else 0.0
     both = Bounds(lower, worse.upper, worse.upper, kind, worse.status, worse.engine)
     shown = max(float(worse.upper), 1e-3)
     grid = np.union1d(np.linspace(0.0, 2.0 * shown, PROFILE_POINTS), [shown])

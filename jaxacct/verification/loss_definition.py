@@ -218,8 +218,10 @@ SUMS = (known.Gaussian, known.Laplace, known.DiscreteGaussian, known.DiscreteLap
 
 
 @defines(known.PoissonSampled)
-def _poisson(asked: Asked, mechanism: Any, sampling_probability: Any, group: int) -> list[Part]:
+def _poisson(asked: Asked, mechanism: Any, sampling_probability: Any, group: int, in_turns: bool) -> list[Part]:
     rate = asked.rate * ball(sampling_probability)
+    if in_turns and asked.relation == "replace_one":
+        raise NotCovered("a replaced record where groups take turns")
     if group > 1:
         return group_of(replace(asked, rate=rate), mechanism, group)
     if asked.relation == "replace_one" and not (rate == 1 or rate.is_zero()):
@@ -381,7 +383,7 @@ def _matrix(asked: Asked, strategy: Any, noise_multiplier: Any, participation: A
     rate, moves = _moves(strategy, participation, ctx.prec)
     if rate.is_zero():
         return []
-    if asked.relation == "replace_one" and not rate == 1:
+    if asked.relation == "replace_one" and isinstance(participation, strategies.CyclicPoisson):
         raise NotCovered("cyclic Poisson sampling under replace_one")
     noise = ball(noise_multiplier) / asked.moved
     return [(_sampled_step(noise / square.sqrt(), rate, asked.direction), count) for square, count in moves]
