@@ -24,13 +24,13 @@ from jaxacct.mechanisms.finite import FiniteMechanism, OfFinitePair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 
 MOST_UNGROUPED_OUTCOMES = 4096
-"""Most outcomes that each get a loss of their own. More are grouped by DiscreteGaussian, refused by DiscreteLaplace."""
+"""Most outcomes that each get their own loss. DiscreteGaussian groups more outcomes, DiscreteLaplace refuses them."""
 MOST_GROUPED_OUTCOMES = 2**21
 """Largest number of outcomes of the discrete Gaussian; all of them are held in memory at once."""
 ENOUGH_NOISE = Constraint("use more noise; below that it hides nothing", 0.01)
 """Smallest noise, in units of the statistic; with less noise, the release is nearly always the statistic itself."""
 REACH_IN_DEVIATIONS = 37.5
-"""The discrete Gaussian is cut off at this many deviations, at e^{-37.5^2/2} = 4e-306 of its largest density."""
+"""The discrete Gaussian is cut off at this many deviations, where its density is 4e-306 of the largest."""
 LOSS_CELLS = 2048
 """Number of cells of the loss grid of ``laplace_pair``; the grid adds about 1e-5 to epsilon."""
 PROFILE_POINTS = (2000, 500)
@@ -48,7 +48,7 @@ class Gaussian(AdditiveNoise):
 
     Under ``replace_one`` the sensitivity is 2, so s is halved.
 
-    Where only rho-zCDP is known, use `jaxacct.ZCDP`: the mechanism may leak more than ``Gaussian(1/sqrt(2 rho))``.
+    If only rho-zCDP is known, use `jaxacct.ZCDP`: such a mechanism may leak more than ``Gaussian(1/sqrt(2 rho))``.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Gaussian(AdditiveNoise):
 
 
 def gaussian_pair(mu: float, factor: float = 1.0, other: float = np.inf) -> FinitePair:
-    """Return a pair of profile >= min(1, factor d(mu), d(other)), where d(m) is the profile of N(m, 1) and N(0, 1)."""
+    """Return a pair whose profile is >= min(1, factor d(mu), d(other)); d(m) is the profile of N(m, 1) and N(0, 1)."""
     mu, other = mu * (1.0 + 8.0 * ROUNDOFF), other * (1.0 + 8.0 * ROUNDOFF)
     if other == 0.0:
         return pair_of_profile(np.zeros(1), np.zeros(1), np.zeros(1))
@@ -192,7 +192,7 @@ class DiscreteGaussian(_IntegerNoise):
     Parameters
     ----------
     sigma : array_like >= 0.01
-        Parameter in units of the statistic, at most about 27,900. Beyond, Gaussian noise of the same sigma is close.
+        Parameter in units of the statistic, at most about 27,900. Beyond, use ``ja.ZCDP(D**2 / (2 * sigma**2))``.
     sensitivity : int >= 1
         How far one record can move the statistic under add/remove.
 
@@ -239,7 +239,7 @@ class DiscreteLaplace(_IntegerNoise):
     scale : array_like >= 0.01
         Parameter in units of the statistic; one configuration per element.
     sensitivity : int >= 1
-        Largest move of the statistic by a record under add/remove. The shift of the pair must be below 4096.
+        D, the largest move of the statistic under add/remove. D (2 D under ``replace_one``) must be below 4096.
 
     References
     ----------

@@ -41,7 +41,7 @@ class LaplacePart(NamedTuple):
 
 
 class FinitePart(NamedTuple):
-    """Finite law of the loss of a mechanism in one direction, after sampling; `mass` and `infinity` sum to 1."""
+    """A law with finitely many losses, in one direction and after sampling. `mass` and `infinity` sum to 1."""
 
     loss: np.ndarray  # the losses, of the batch shape and one trailing axis
     mass: np.ndarray  # P-masses of the losses, of the same shape
@@ -74,7 +74,7 @@ class Mechanism(ABC):
 
     ``register`` makes subclasses frozen dataclasses and pytrees. A field named in ``constraints`` is numeric: the
     constructor checks it and stores a float or a read-only float64 array. A tracer is stored unchecked. A pytree
-    transformation may put any object in a field: ``validated`` checks every field. Mechanisms are equal if class,
+    transformation may put any object in a field, so ``validated`` checks them again. Mechanisms are equal if class,
     structure and numbers are equal.
 
     >>> from jaxacct.mechanisms import Gaussian
@@ -90,7 +90,7 @@ class Mechanism(ABC):
     follows_relation: ClassVar[bool] = False
     """True if the pair is derived for each relation. If False, the pair may hold for one relation only."""
     states_relation: ClassVar[bool] = False
-    """True if the class itself makes a statement about one relation only, apart from the mechanisms inside it."""
+    """True if the class adds a guarantee for one relation only, whatever the mechanisms inside it hold for."""
 
     def __post_init__(self) -> None:
         if "mechanism" in vars(self):
@@ -106,7 +106,7 @@ class Mechanism(ABC):
         """Return the mechanism's independent parts in one direction, each with its number of runs (a whole float64)."""
 
     def expand_below(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
-        """Return the parts that give answers their lower ends. The mechanism must dominate what an override returns."""
+        """Return the parts from which lower ends are computed. The mechanism must dominate these parts."""
         return self.expand(relation, direction)
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
@@ -114,7 +114,7 @@ class Mechanism(ABC):
         return None
 
     def has_bracket(self) -> bool:
-        """Return whether lower ends of answers need parts of their own, those of `expand_below` instead of `expand`."""
+        """Return whether lower ends must be computed from `expand_below`, since `expand` gives only upper ends."""
         return False
 
     def inside(self) -> list[Mechanism]:
@@ -129,7 +129,7 @@ class Mechanism(ABC):
             yield from mechanism.walk()
 
     def ordinary(self) -> bool:
-        """Return True if answers for this step come from its parts, False if an engine for whole steps may answer."""
+        """Return True if answers come from the parts of `expand`, False if a `MechanismEngine` may answer instead."""
         return False
 
     def symmetric(self) -> bool:
@@ -137,7 +137,7 @@ class Mechanism(ABC):
         return False
 
     def gaussians(self) -> list[tuple[Any, tuple[Any, ...]]] | None:
-        """Return (noise multiplier, factors of its number of runs) for each release; None unless all are Gaussian."""
+        """Return (noise, counts) of each Gaussian, which runs as often as the product of counts; None if others run."""
         return None
 
     def of_every_relation(self) -> bool:
@@ -178,8 +178,8 @@ class Mechanism(ABC):
         """Return the kind of an answer from `expand`: "certified" if neighbours attain its pair, else "bound".
 
         A mechanism made of others has the weakest of their kinds. `composed` says whether the mechanism runs more than
-        once or beside others: if different neighbours are the worst at different eps, one step attains their joined
-        pair, but a composition does not.
+        once or beside others: if the worst neighbours differ from eps to eps, one step attains the pair at
+        every eps, but a composition does not.
         """
         own = "certified" if self.exact_pair else "bound"
         return weakest([own, *(mechanism.kind_under(relation, composed) for mechanism in self.inside())])
@@ -308,9 +308,9 @@ MOST_SHOWN = 40
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(dataclasses.field,))
 def register(cls: type[M]) -> type[M]:
-    """Make a class a frozen dataclass, unless it is one, and a pytree. Unflattening a pytree checks nothing.
+    """Make a class a pytree, and a frozen dataclass unless it is one already. Unflattening a pytree checks nothing.
 
-    Fields with metadata static=True are no leaves. The dataclass has no equality of its own: `Mechanism` defines it.
+    Fields with metadata static=True are not leaves. The dataclass has no equality of its own: `Mechanism` defines it.
     """
     if "__dataclass_fields__" not in vars(cls):
         cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
@@ -448,7 +448,7 @@ def take_rows(mechanism: M, rows: np.ndarray) -> M:
 
 
 def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Callable[[Any], Any]) -> Any:
-    """Return the configurations at `index` of a mechanism or a tuple; `law` does so for a law of the run number."""
+    """Return the configurations at `index` of a mechanism or a tuple; `law` does so for a selection's law of K."""
     if isinstance(owner, tuple):
         return tuple(_picked(item, shape, index, law) for item in owner)
     taken = {}

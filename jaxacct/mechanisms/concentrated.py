@@ -59,7 +59,7 @@ class ZCDP(BaseMechanism):
 
 
 def concentrated_pair(rho: np.ndarray, xi: np.ndarray) -> FinitePair:
-    """Return per configuration the pair whose profile joins the `_points`. It dominates (xi, rho)-zCDP mechanisms."""
+    """Return the pair whose profile joins the points of `_points`. It dominates every (xi, rho)-zCDP mechanism."""
     rho, xi = np.broadcast_arrays(rho, xi)
     points = [_points(float(r), float(x)) for r, x in zip(rho.ravel(), xi.ravel(), strict=True)]
     return stacked([pair_of_profile(epsilon, delta, delta) for epsilon, delta in points], rho.shape)
@@ -108,12 +108,12 @@ def _corner(rho: float, xi: float) -> float:
 
 
 def _orders(rho: float, count: int) -> np.ndarray:
-    """Return a grid of alpha - 1. It reaches sqrt(-log(p)/rho) for p = 1e-300. Outputs of more chance p need less."""
+    """Return a grid of alpha - 1. It reaches sqrt(-log(p)/rho) for p = 1e-300. Likelier outputs need smaller orders."""
     return np.geomspace(LEAST_ORDER, 30.0 / np.sqrt(rho) + 1.0, count)
 
 
 def _boundary(s: np.ndarray, rho: float, xi: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return (t, c) for each s. The best test has outputs with log(p/q) = s and -t, and order 1 + c limits it."""
+    """Return (t, c) for each s. The best test has outputs with log(p/q) = s and -t. Order 1 + c is the strictest."""
     c = np.broadcast_to(_orders(rho, ORDERS), (s.size, ORDERS))
     log_q, best = _rarest_of_orders(s, c, rho, xi)
     for _ in range(2):

@@ -52,7 +52,7 @@ class RandomizedResponse(FiniteMechanism):
 
     With k categories the true answer has mass p and each other answer r = (1-p)/(k-1). The loss is log(p/r) with mass
     p, -log(p/r) with mass r, and 0 with mass (k-2) r. All neighbouring relations have the same pair: under add and
-    remove, an absent record's place gets another category's answer. Where answers are missing, use ``replace_one``.
+    remove, an absent record's place holds an answer for another category. If it holds none, use ``replace_one``.
 
     Parameters
     ----------
@@ -146,9 +146,9 @@ class PureDP(FiniteMechanism):
 class ApproximateDP(FiniteMechanism):
     """Any (``epsilon``, ``delta``)-DP mechanism, through the pair that dominates them all.
 
-    The pair has P-mass delta where dQ = 0, Q-mass delta where dP = 0, and else (1 - delta) times the pair of
-    `PureDP(epsilon)`. The guarantee must hold under the neighbouring relation of the question, in both orders of the
-    data sets: an epsilon of ``add_one`` or ``remove_one`` alone is no such guarantee.
+    The pair has P-mass delta where dQ = 0, Q-mass delta where dP = 0, and (1 - delta) times the pair of
+    `PureDP(epsilon)` elsewhere. The guarantee must hold under the neighbouring relation of the question, in both orders
+    of the data sets: an epsilon of ``add_one`` or ``remove_one`` alone is no such guarantee.
 
     Parameters
     ----------
@@ -243,7 +243,7 @@ def log_of_ratio(difference: np.ndarray, p: np.ndarray, q: np.ndarray) -> np.nda
     with np.errstate(over="ignore"):
         ratio = large / small
     plain = ratio < 1e300
-    # the size of the answer is here at least .4, and at least 690 where logarithms are subtracted, so no digits cancel
+    # here |answer| is at least .4, and at least 690 where logarithms are subtracted, so no digits cancel
     apart = np.where(plain, np.log(np.where(plain, ratio, 1.0)), np.log(large) - np.log(small))
     return np.where(near, close, np.sign(p - q) * apart)
 
@@ -256,9 +256,9 @@ def _atoms(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 class FiniteOutput(FiniteMechanism):
     """Mechanism with finitely many outputs: probabilities ``p`` with the record and ``q`` without it.
 
-    delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add. Under ``replace_one`` p and q
-    are the laws for the two values of the record, in either order (README.md, "Two orders of a replaced record"), and
-    so they are inside `SampledWithoutReplacement`. A zeroed record counts as no record. The pair of any other
+    delta(eps) = sum_i (p_i - e^eps q_i)_+ for remove, and with p and q exchanged for add. Under ``replace_one``, and
+    inside `SampledWithoutReplacement`, p and q are the laws for the two values of the record, in either order
+    (README.md, "Two orders of a replaced record"). A zeroed record counts as no record. The pair of any other
     neighbours must be dominated by (p, q), or under ``replace_one`` by (p, q) or by (q, p).
 
     Parameters
@@ -330,7 +330,7 @@ class FiniteOutput(FiniteMechanism):
 
 
 def only_stated(mechanism: Mechanism) -> bool:
-    """Return whether a guarantee is in it. A guarantee holds for the relation of the question, and says no more."""
+    """Return whether the mechanism contains a stated guarantee, which holds for the relation of the question only."""
     if mechanism.states_relation:
         return True
     inside = mechanism.inside()

@@ -21,7 +21,7 @@ LOSS_OF_PRESENCE = ("add_or_remove_one", "add_one", "remove_one")
 MOST_TERMS = 20_000
 """Largest number of values that the law of a count may have, such as the number of group records in a batch."""
 LEAST = Decimal("1e-300")
-"""The largest values of a count are left out if their probability is at most this. Bounds of delta allow for this."""
+"""The largest values of a count are left out if their total probability is below this. Bounds of delta allow for it."""
 CENTRAL_QUANTILES, QUANTILES_PER_TAIL = 2000, 250
 """Numbers of points at which Gaussian tails are evaluated: within 9 sigma of the range of the means, and in each tail
 from 9 to 37 sigma. The mass beyond 37 sigma is 6e-300. Pairs from so many points add about 1e-4 to epsilon."""
@@ -38,14 +38,14 @@ class Mixture(NamedTuple):
 
 
 def quantiles(low: float, high: float, fineness: int = 1) -> np.ndarray:
-    """Return ends of half lines, low - 37 to high + 37, for means in [low, high]. `fineness` scales their number."""
+    """Return ends of half lines, from low - 37 to high + 37, for means in [low, high]. `fineness` scales the number."""
     far = QUANTILES_PER_TAIL * fineness
     below, above = np.linspace(-37.0, -9.0, far)[:-1] + low, np.linspace(9.0, 37.0, far)[1:] + high
     return np.concatenate([below, np.linspace(low - 9.0, high + 9.0, CENTRAL_QUANTILES * fineness), above])
 
 
 def half_line_points(p: Mixture, q: Mixture, u: np.ndarray, sign: float = 1.0) -> Points:
-    """Return eps = log p(u)/q(u), delta = P(L) - e^eps Q(L). L is above u (sign -1: below). p/q must rise outward."""
+    """Return eps = log p(u)/q(u), P(L) - e^eps Q(L). L = (u, inf), or (-inf, u) if sign = -1. p/q must rise outward."""
     from scipy import special  # slow to import
 
     def log_tail(law: Mixture) -> np.ndarray:
@@ -221,7 +221,7 @@ def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
 
 
 def cells_below(shift: np.ndarray, weight: np.ndarray, direction: str) -> FinitePart:
-    """Return the law, rounded down, of the loss for an observer who sees only which grid cell contains the output."""
+    """Return the loss law, rounded down, for an observer who sees only which grid cell contains the output."""
     kept = weight > 0.0
     shift, weight = shift[kept], weight[kept]
     edges = np.concatenate([[-np.inf], quantiles(0.0, float(shift.max())), [np.inf]])
@@ -313,9 +313,9 @@ class MixtureOfGaussians(BaseMechanism, OfGaussianMixtures):
     """Gaussian noise on a sum to which a record, or a group, contributes ``sensitivities``_i with probability p_i.
 
     The pair is sum_i p_i N(s_i, sigma^2), N(0, sigma^2). Sensitivities 0, 1, ..., k with binomial probabilities are a
-    group of k records under Poisson sampling. If contributions are vectors, the s_i are bounds of their norms. Alone,
-    repeated, or composed with Gaussians, the mechanism has certified brackets. Otherwise a pair that dominates this one
-    is used, which adds about 1e-4 to epsilon, and ``kind_under`` is "bound". ``replace_one`` is refused.
+    group of k records under Poisson sampling. If contributions are vectors, the s_i are bounds of their norms. Brackets
+    are certified, and up to about 1e-4 wide in compositions with mechanisms other than Gaussians and their mixtures.
+    Rényi divergences and selections use a pair that only dominates this one: kind "bound". ``replace_one`` is refused.
 
     Parameters
     ----------

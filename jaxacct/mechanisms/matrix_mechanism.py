@@ -45,8 +45,9 @@ class MatrixMechanism(EqualToAnother):
     The answer is exact in these cases:
 
     * Without sampling the release is one Gaussian of noise multiplier s / sens(C).
-    * With ``CyclicPoisson(b, q)`` and b at least the number of bands it is ceil(n/b) Poisson sampled Gaussians of noise
-      multiplier s / |column i of C|, i = 0, b, 2b, ... (for add, remove and zero-out).
+    * With ``CyclicPoisson(b, q)`` and b at least the number of bands it is Poisson sampled Gaussians of noise
+      multiplier s / |column i of C|, i = j, j + b, ..., for the worst group j (0 if C is Toeplitz). This holds for add,
+      remove and zero-out.
     * With ``BallsInBins(b)`` and at most two bands it is a mixture of b Gaussians (for add, remove and zero-out).
 
     Parameters

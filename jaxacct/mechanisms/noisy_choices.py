@@ -39,7 +39,7 @@ class ExponentialMechanism(FiniteMechanism):
 
         delta(s) = (e^{epsilon/2} - e^{s/2})^2/(e^epsilon - 1),   -epsilon <= s <= epsilon.
 
-    It is tight for one step and bounds (adaptive) compositions; ``kind`` is "bound" (README.md, "Bounded range").
+    This is tight for one step. Adaptive compositions leak no more; ``kind`` is "bound" (README.md, "Bounded range").
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ class NumericSparse(Mechanism):
     """AboveThreshold that also releases the value of each query found above the threshold, with fresh Laplace noise.
 
     It counts as `AboveThreshold` composed with ``answers`` Laplace mechanisms, since concurrent composition leaks no
-    more than composition one after the other. A sample of it is one sample of several releases. ``kind`` is "bound".
+    more than composition one after the other. If it is sampled, all its releases share a sample. ``kind`` is "bound".
 
     Parameters
     ----------

@@ -20,7 +20,7 @@ LEAST_GAP = 1e-9
 FAR_LOSS = 1e300
 """Losses from here on count as infinite."""
 MASS_ROUNDING_UNITS = 8.0
-"""A mass is a difference of two terms. Each has this relative error (in ROUNDOFF). Both errors raise the mass."""
+"""A mass is a difference of two terms, each with this relative error in units of ROUNDOFF. Both are added to it."""
 LEAST_POINT = 1e-12
 """A smaller first epsilon counts as 0, since the masses of its pair would be lost to rounding."""
 

@@ -174,7 +174,7 @@ class RandomAllocation(Mechanism):
         return not self.symmetric() and not self._finite()
 
     def _laws(self, revealed: bool = False) -> list[AllocatedLaw]:
-        """Return every configuration's loss law, in the flat order of the batch. `revealed`: slots are public."""
+        """Return each configuration's loss law, in the flat order of the batch. If `revealed`, the slots are public."""
         shape = batch_shape(self)
         slots = self.participations if revealed else self.slots
         numbers = (np.broadcast_to(x, shape).ravel() for x in (slots, self.participations))

@@ -86,7 +86,7 @@ class PoissonSampled(OfGaussianMixtures):
     for add. The rates of nested samplings multiply. Under ``replace_one`` the answer is a bound for 0 < q < 1.
 
     A guarantee as base, such as `PureDP`, is for the relation of the question. Under ``zero_out`` and ``replace_one``
-    it says nothing of a batch without the record. The sample then counts as public, and delta is q times the base's.
+    it says nothing about a batch without the record. The sample then counts as public, and delta is q times the base's.
 
     ``PoissonSampled(compose(Gaussian(1.0), Laplace(5.0)), 0.01)`` runs both mechanisms on one sample (README.md,
     "Several releases from one sample"). A composition of sampled mechanisms draws a new sample for each of them.
@@ -292,7 +292,7 @@ def _under(relation: str) -> str:
 
 
 def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> None:
-    """Refuse groups inside a sample, and mechanisms that need data of fixed size unless `fixed_size`."""
+    """Refuse groups inside a sample. Unless `fixed_size`, also refuse mechanisms that need data of fixed size."""
     if isinstance(mechanism, BaseMechanism):
         return
     if not fixed_size and mechanism.displaces():
@@ -530,7 +530,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     (README.md, "Zero-out where the slot is kept"). Other bases use the pair of ``replace_one``, which is a bound.
 
     A guarantee as base, such as `PureDP`, is for the relation of the question. Under add, remove and zero-out a
-    replacement is then two steps of it, and the answer a bound (README.md, "Several releases from one sample").
+    replacement then counts as two such steps, and the answer is a bound (README, "Several releases from one sample").
 
     ``group`` = k > 1 protects k records together. Let n = ``dataset_size`` be the size of the larger data set. Each of
     the k in the batch displaces another record, so the pair of a Gaussian of noise multiplier s is (sum_j Hyp_j N(2j,

@@ -136,7 +136,7 @@ def _replaced(base: Mechanism, q: float) -> FinitePair:
 
 
 def replaced_pair_in_two_steps(base: Mechanism, relation: str) -> FinitePair:
-    """Return a pair that dominates a replacement. It follows from two steps of the base, a removal and an addition."""
+    """Return a pair that dominates a replacement, which counts as a removal followed by an addition."""
     shape = batch_shape(base)
     return stacked([_in_two_steps(one, relation) for one in _elements(base, shape)], shape)
 

@@ -33,7 +33,7 @@ class ShuffledBatches(Mechanism):
     all have the same order. Poisson sampling with the same batch size usually has a much smaller proved epsilon.
 
     The best known attack on fresh shuffles gives the lower ends of ``ja.epsilon`` and ``ja.delta`` (README.md,
-    "Shuffled batches"). They are 0 for a single batch, above 1,000 passes or 16 answers, and in profiles and risks.
+    "Shuffled batches"). They are 0 for a single batch, above 1,000 passes or 16 answers, in `Profile.delta` and risks.
 
     Add and remove are refused. If a record is removed, another record moves into its slot. This changes the sums of two
     batches, so the sensitivity is sqrt(5), not 1. Use ``zero_out``, which leaves the slot with a contribution of 0.
