@@ -100,8 +100,8 @@ def epsilon(
     engine : {"auto", "contour", "lattice"}
     rtol : float in (0, 1)
         Wanted relative width (upper - lower)/upper. A wider bracket still holds, and its status is "width". Whatever
-        rtol is, the status is "ok" up to these widths. Composed rounds of `RandomAllocation`, and composed samples of
-        several releases: 1e-3 for epsilon, .05 for delta. Selections: 2e-4.
+        rtol is, composed rounds of `RandomAllocation` and composed samples of several releases have the status "ok" up
+        to a width of 1e-3 for epsilon and .05 for delta, and selections up to 2e-4.
     memory_bytes : int of 2**24 or more
         Limit on the lattice engine's memory.
     backend : {"auto", "numpy", "xla"}
@@ -191,7 +191,7 @@ def delta(
 def profile_at(
     mechanism: Mechanism, epsilon: Any, *, attacks: bool = False, in_search: bool = False, **keywords: Any
 ) -> Bounds:
-    """Answer as `delta` does. Without `attacks` the lower ends of some mechanisms are 0. `in_search`: see `Effort`."""
+    """Answer as `delta` does. Without `attacks` some mechanisms have lower ends of 0. `Effort` explains `in_search`."""
     given = options(**keywords)
     mechanism = require_mechanism("mechanism", mechanism)
     epsilon = np.asarray(check("epsilon", epsilon, REAL))
@@ -327,7 +327,7 @@ def _some(question: MechanismQuestion, rows: slice | np.ndarray) -> MechanismQue
 
 
 def _near_infinity(question: MechanismQuestion, sides: list[Components], rows: np.ndarray, found: Side) -> None:
-    """Answer rows of `found` again, by the exact `delta - mass at infinity`, where rounding spoils this difference."""
+    """Where rounding spoils `delta - mass at infinity`, compute this difference exactly and answer the row again."""
     target, mechanism, relation = question.given, question.mechanism, question.relation
     due = np.zeros(target.shape, bool)
     for parts in sides:
@@ -407,12 +407,12 @@ def _one_epsilon(question: MechanismQuestion, parts: Components, floor: np.ndarr
     side = ask_engines("epsilon", asked, live & ~kinds.empty, question.engine)
 
     low, mid, high = (np.maximum(end, 0.0) for end in side.answer)
-    # `edge`: rows about which no engine is asked (LARGEST_SLACK). Their epsilon is bounded by the largest loss.
+    # No engine is asked about the rows `edge` (see LARGEST_SLACK). The largest loss bounds their epsilon.
     edge = ~live & ~at_infinity
     largest, above = quick_bounds.largest_loss(parts)
     unbounded = (parts.mu > 0) | np.any(parts.gauss_n > 0, axis=1)
     exactly = (target == 0.0) if left is None else (finite == 0.0)
-    # `rising`: rows whose losses have no upper bound. Those of sampled Gaussians have one in the direction "add".
+    # In the rows `rising` the losses have no upper bound. Losses of sampled Gaussians have one in the direction "add".
     rising = (parts.mu > 0) | (np.any(parts.gauss_n > 0, axis=1) & (parts.sign > 0))
     of_gaussians = np.where(rising & (left is not None), np.inf, 0.0)
     at_largest = np.where(unbounded, of_gaussians, np.fmax(2.0 * largest - above, 0.0))
@@ -440,7 +440,7 @@ def _one_delta(question: MechanismQuestion, parts: Components, floor: np.ndarray
 def with_infinite_mass(
     low: np.ndarray, high: np.ndarray, infinite: np.ndarray, units: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of delta from those of its finite part and the mass at infinity, which has an error of `units`."""
+    """Add the mass at infinity, whose relative error is `units` ROUNDOFF, to bounds of the delta of finite losses."""
     low, high = np.clip(low, 0, 1) + infinite, np.minimum(high, 1.0) + infinite
     wrong = units * ROUNDOFF * infinite
     return np.maximum(low - 4 * ROUNDOFF * low - wrong, 0.0), np.minimum(high + 4 * ROUNDOFF * high + wrong, 1.0)

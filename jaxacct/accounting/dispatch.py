@@ -237,7 +237,7 @@ def _ask(engine: Engine, quantity: str, question: Question, rows: np.ndarray, si
     least, most = quick_bounds.limits(quantity, some.parts, some.target, some.slack)
     # an answer that contradicts the quick theorems is not used; if it contradicts the row's bracket, neither is used
     holds = (low <= most) & (high >= least)
-    low = np.where(holds, np.fmax(low, least), low)  # of a delta near 1 the quick theorems know more than a contour
+    low = np.where(holds, np.fmax(low, least), low)  # the quick theorems bound a delta near 1 best
     better = holds & (found.upper - found.lower < upper - lower)
     side.engine[rows[better | (side.engine[rows] == "")]] = engine.name
     low, high = np.where(holds, np.maximum(low, lower), lower), np.where(holds, np.minimum(high, upper), upper)
@@ -344,7 +344,7 @@ class Lattice(Engine):
 
     @staticmethod
     def _accuracy(effort: Effort) -> dict[str, Any]:
-        """Return the lattice's relative width to aim at, relative width to accept, and memory limit."""
+        """Return the lattice's settings: the relative width to aim at, the width to accept, and the memory limit."""
         planned = (0.8 if effort.in_search else 0.1) * effort.rtol
         return {"rtol": planned, "enough": effort.rtol, "memory_bytes": effort.memory_bytes}
 

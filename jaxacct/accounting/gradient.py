@@ -210,7 +210,7 @@ def _along(law: Any, tangent: Any, epsilon: np.ndarray, delta: np.ndarray) -> tu
         static = {"points": rung.points, "count": rung.nodes}
         change, rate, log_delta, needs = evaluate(sensitivity, arguments, todo.size, rung.chunk, **static)
         with np.errstate(invalid="ignore", divide="ignore"):
-            # a contour's derivatives are used if its delta is that which is asked for, up to this relative difference
+            # a contour's derivatives are used if its delta equals the given delta up to this relative difference
             good = np.abs(log_delta - np.log(delta[todo])) <= 1e-3
         good &= np.all(needs <= (rung.points, rung.nodes), axis=1)
         along[todo[good]], slope[todo[good]] = change[good], rate[good]

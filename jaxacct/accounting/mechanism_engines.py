@@ -237,7 +237,7 @@ class RemovedAndAdded(MechanismEngine):
         return groups or question.mechanism.replaced_apart()
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
-        # a guarantee for replacements says nothing of a removal
+        # a guarantee for replacements says nothing about a removal
         apart = question._replace(mechanism=_with_guarantees_unsampled(question.mechanism))
         in_two_steps = (epsilon_replaced if question.quantity == "epsilon" else _delta_replaced)(apart)
         if question.mechanism.replaced_apart():
@@ -261,7 +261,7 @@ def _with_guarantees_unsampled(mechanism: Mechanism) -> Mechanism:
         times = node.participations if isinstance(node, RandomAllocation) else 1.0
         return repeat(node.mechanism, np.broadcast_to(times, batch_shape(node)))
 
-    while mechanism.reveals("replace_one"):  # a sample may hold another one
+    while mechanism.reveals("replace_one"):  # a sampled guarantee may contain another one
         mechanism = jax.tree.map(bare, mechanism, is_leaf=sampled).validated()
     return mechanism
 

@@ -151,8 +151,8 @@ def posterior_of(rate: Any, prior: Any, fpr: Any, turn: int) -> Any:
 ROUNDS = 14
 """Largest number of rounds that add tangents where the upper bound of mu is largest."""
 MOST_TANGENTS = 300
-"""Brackets that are not "ok" after the first rounds get further rounds. Each of these adds tangents to many cells. They
-end once a row has more tangents than this. They begin sooner if a round narrows no bracket enough (`STALLED`)."""
+"""Brackets that are not "ok" after the first rounds get further rounds, which add tangents to many cells. The further
+rounds end once a row has more tangents than this, and begin sooner if a round narrows no bracket enough (`STALLED`)."""
 OK_WIDTH = 1e-4
 """Largest relative width of a bracket that is "ok"."""
 STALLED = 0.8

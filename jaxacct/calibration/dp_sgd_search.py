@@ -212,7 +212,7 @@ def search_for(goal: Goal, evaluate: Any) -> Search:
     """Return the search for a goal."""
     size = goal.epsilon.size
     first = np.full(size, True)  # rows in which the least protective limit is tried first
-    if goal.unknown == "noise_multiplier" and "steps" in goal.known:  # a run's delta is at most this chance
+    if goal.unknown == "noise_multiplier" and "steps" in goal.known:  # delta is at most the chance of a sample
         first = chance_of_a_sample(goal.known) <= goal.delta
     elif goal.unknown != "sampling_probability":
         first = goal.known["sampling_probability"] == 0

@@ -84,7 +84,7 @@ def calibrate_noise_multiplier(
     """Return the least noise multiplier for which DP-SGD meets (target_epsilon, target_delta), or a target for a risk.
 
     All arguments broadcast.  The noise multiplier is relative to the clip norm.  The certified epsilon at the value is
-    below the target by at most `rtol` times the target.  Give exactly one target: epsilon with delta, or one risk.
+    usually within `rtol` of the target; see `status`.  Give exactly one target: epsilon with delta, or one risk.
 
     * `target_advantage`: the largest TPR - FPR of any membership test, `delta(0)`.
     * `target_tpr` with `at_fpr`: the largest true-positive rate of any test at a false-positive rate a.  It is at most
@@ -118,7 +118,7 @@ def calibrate_noise_multiplier(
         `sampling_probability`; `epochs` in place of `steps`.  A risk as target needs `sampling` "poisson" or
         "cyclic_poisson", and `group` 1.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}
-        By default "zero_out" for shuffled batches, otherwise "add_or_remove_one".  "replace_one" has no risk as target.
+        By default "zero_out" for shuffled batches, else "add_or_remove_one".  "replace_one" allows no risk as target.
     rtol : float in [1e-7, 1)
     backend : {"auto", "numpy", "xla"}, as for `jaxacct.epsilon`.
 
@@ -179,7 +179,7 @@ def calibrate_sampling_probability(
     rtol: float = 1e-4,
     backend: str = "auto",
 ) -> Calibration:
-    """Return the largest sampling probability for which Poisson sampled DP-SGD meets the target.
+    """Return the largest sampling probability for which DP-SGD meets the target.
 
     Where even the full batch meets the target, the value is 1 with status "not_binding".
 
@@ -280,7 +280,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     numbers = numbers_of_rule(sampling, run, group)  # the run's numbers, all but the unknown
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
-    # If groups take turns, a record is in at most one step of a round, so the run counts as a Poisson run of rounds.
+    # If groups take turns, a record is in at most one step of a round. So a round counts as one step of a Poisson run.
     # But a replaced record may be in another group.
     if RULES[rule_name(sampling)].in_turns and group == 1 and "steps" in numbers and relation != "replace_one":
         fewer = {"steps": rounds_of(numbers["steps"], numbers["groups"])}

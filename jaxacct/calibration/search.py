@@ -48,8 +48,8 @@ class Search(NamedTuple):
     closest: float = 1e-12  # or once a value that holds is closer than this in log(value) to one that misses
     whole: bool = False  # whether values are whole numbers
     infeasible: str = "infeasible"  # status of a row in which no value holds
-    privates_first: np.ndarray | None = None  # rows in which the least protective limit is tried first; None: none
-    scale: np.ndarray | None = None  # unit of distances between epsilon and the target; None: the target
+    privates_first: np.ndarray | None = None  # rows that first try the least protective limit; None means no row
+    scale: np.ndarray | None = None  # unit of distances between epsilon and the target; None means the target
     says_best: bool = True  # whether one more value may be evaluated to show that the found value is the best
     all_there_is: bool = False  # whether values end at the least protective limit, as a sampling probability does at 1
     reach: float = 0.3  # longest first step of x = log(value)
@@ -294,7 +294,7 @@ def least_private(
 
 
 def _settled_by_limits(search: Search, found: BestValues) -> np.ndarray:
-    """In the rows of `privates_first`, keep the limit that protects least if it holds. Return the remaining rows."""
+    """In the rows of `privates_first`, keep the limit that protects least where it holds. Return all other rows."""
     rows = np.arange(search.target.size)
     tried = rows[:0] if search.privates_first is None else rows[search.privates_first]
     if tried.size == 0:

@@ -79,7 +79,7 @@ class Profile:
     """All representations of one mechanism (or batch) under one neighbouring relation, made by `ja.profile`.
 
     Arguments of the methods broadcast with the batch. Under `add_or_remove_one` each answer is the worse of the two
-    directions. Under `remove_one` or `add_one` an answer is about that direction only.
+    directions, except in methods that take a direction. Under `remove_one` or `add_one` it is about one direction.
 
     Parameters
     ----------
@@ -490,7 +490,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         place = best_epsilon(roughly(rows[quick]), wanted[quick], start_at(advantage, wanted[quick]))
         rates = rate_at(deltas, place, wanted[quick], np.maximum(WIDTH, 1.5 * np.sqrt(width)))
         low[quick], high[quick] = 1.0 - rates.upper - 1e-16, np.minimum(high[quick], 1.0 - rates.lower + 1e-16)
-        # `hard` rows are left to lattices: their three values gave no upper end, though delta(0) is narrow.
+        # `hard` rows are left to lattices: their three values gave no upper end, though delta(0) has a narrow bracket.
         hard[quick] = (rates.lower <= wanted[quick]) & (width <= 0.1 * EASY_WIDTH) & ~exact[rows[quick]]
     open_ = ~is_narrow(low, high, rtol)
     for row in np.unique(rows[open_]):
@@ -518,7 +518,7 @@ def _of_tests(profile: Profile, fpr: float | np.ndarray) -> Bounds:
     low, own = f.lower, np.ones(f.lower.shape)
     high = np.clip(1.0 - fpr + 1e-16, low, 1.0)  # by a guess without the output
     if add_and_remove(profile.mechanism, profile.relation):
-        # Below f(a) = a tests for a record that is there usually do better, above it tests for one that is missing. The
+        # Where f(fpr) > fpr, tests for a present record usually do better, elsewhere tests for an absent record. The
         # other direction is asked only where the first leaves a gap.
         first, wide = f.estimate > fpr, np.ones(low.shape, bool)
         for turn in (0, 1):

@@ -21,7 +21,7 @@ from jaxacct.engines.loss_moments import Interval
 OK_WIDTH = 1e-3
 """Largest width of a bracket of f, and relative width of one of delta, that is "ok"."""
 LARGEST_EPS = 700.0
-"""Points of larger |eps| are left out, and a larger eps has the delta of this one: e^709 is near float64's end."""
+"""Points of larger |eps| are left out, since e^709 is near float64's end. Beyond, delta is bounded by delta(700)."""
 
 
 def tradeoff_from_profile(epsilon: ArrayLike, delta: ArrayLike, fpr: ArrayLike, *, symmetric: bool = True) -> Bounds:

@@ -485,7 +485,7 @@ def tradeoff_from_renyi(
 
     Parameters
     ----------
-    orders, values : array_like (O,), > 0 and >= 0; values as in `epsilon_from_renyi`
+    orders, values : array_like (O,), orders > 0, values >= 0 as in `epsilon_from_renyi`
     fpr : array_like in [0, 1]
     both_directions : bool; whether the values bound both directions, as under a symmetric relation
 
