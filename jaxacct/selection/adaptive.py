@@ -131,7 +131,7 @@ def upper_ends(quantity: str, run: Mechanism, law: Law, values: np.ndarray, rela
     """Return upper bounds of one selection's "epsilon" or "delta" at every element of `values`."""
     if quantity == "epsilon":
         return np.array([_epsilon(run, law, float(x), relation, rtol)[1] for x in values])
-    if values.size < 3:  # three or more values share a mixture per direction, and get less close bounds
+    if values.size < 3:  # three or more values share a mixture per direction, and get looser bounds
         return np.array([_delta(run, law, float(x), relation, rtol)[1] for x in values])
     most = np.zeros(values.shape)
     listed = weights(law, LAST_DELTA * TAIL_SHARE)
@@ -308,7 +308,7 @@ class Mixture:
         return np.where(self.nodes - before > 1, np.add.reduceat(mass, ends)[::2], 0.0)
 
     def _refined(self, low: np.ndarray, high: np.ndarray, allowed: float) -> bool:
-        """If gaps widen the bracket by more than `allowed`, add nodes in the worst. Return whether any were added."""
+        """If gaps widen the bracket by more than `allowed`, add nodes in the worst gaps. Return whether it did."""
         before = np.concatenate([[-1], self.nodes[:-1]])
         gaps = self.nodes - before
         between = self._between(self.weights.high) * (high - np.concatenate([[0.0], low[:-1]]))

@@ -68,8 +68,8 @@ ASKED_EPS = 600.0
 class _Under(Mechanism):
     """A base under one fixed relation, whatever relation it is asked about. Its directions are "remove" and "add".
 
-    If ``either_order``, each candidate may look at a replaced record in an order of its own. The larger profile of both
-    orders then stands for an asymmetric base.
+    If ``either_order``, either value of a replaced record may be the first one, anew for each candidate. An asymmetric
+    base is then given the larger of both orders' profiles.
     """
 
     mechanism: Any
@@ -94,7 +94,7 @@ class _Under(Mechanism):
 
 
 def under(run: Mechanism, relation: str, either_order: bool = True) -> tuple[Mechanism, str]:
-    """Return (base, relation) of the same guarantee, the relation being add_one, remove_one or add_or_remove_one."""
+    """Return (base, relation) with the same guarantee, for a relation add_one, remove_one or add_or_remove_one."""
     if not add_and_remove(run, relation):
         return _Under(run, relation, either_order), "add_or_remove_one"
     return run, "add_or_remove_one" if relation == "zero_out" else relation
@@ -328,7 +328,7 @@ def _by_engine(run: Mechanism, parts: list[Components], coarse: bool) -> list[Pr
                 beyond[due] = half.lower > ASKED_EPS
         probe = delta(run, 0.5 * at_most, relation=names[0], rtol=PROFILE_RTOL)
         engines = np.broadcast_to(probe.engine, (size,))
-        # the contour engine is asked by name: with "auto" the slower lattice engine would redo its wide brackets
+        # the contour engine is asked by name: with "auto" the slower lattice engine would narrow the wide brackets
         by_contour = (engines == "contour") & np.all([contour.reach(part).answers for part in parts], axis=0)
         shared = by_contour & np.equal(probe.kind, "certified")
         at = [_places(*ends, coarse) for ends in zip(first, at_most, engines, strict=True)]

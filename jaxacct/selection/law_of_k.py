@@ -43,8 +43,8 @@ _GAUSS_POINTS, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(10)
 class Law(ABC):
     """A law of K, the number of candidates of a selection. Fields that are arrays make a batch of laws.
 
-    K must be drawn independently of the data.  K and the running time must be kept secret (README.md of this folder,
-    "What every guarantee here assumes").  Subclasses are frozen dataclasses.
+    K must be drawn independently of the data.  If candidates are i.i.d., K and the running time must be kept secret
+    (README.md of this folder, "What every guarantee here assumes").  Subclasses are frozen dataclasses.
 
     Parameters
     ----------
@@ -126,9 +126,9 @@ class Law(ABC):
         return self._first_at_most(1.0 - np.asarray(check("p", p, below_one)))
 
     def sample(self, rng: random.Random | None = None) -> int:
-        """Draw one K, which must stay secret. A batch of laws raises InputError.
+        """Draw one K, which must stay secret unless candidates are adaptive. A batch of laws raises InputError.
 
-        The privacy guarantees do not hold against an observer who learns K, or how long the selection ran.  If the
+        For i.i.d. candidates no guarantee holds against observers who learn K, or how long the selection ran.  If the
         tails Pr[K > k] have relative errors of at most r = 1e-11, the drawn K has a total variation distance of at most
         `2 r E[K] + 2^-53 (n + 2) + 2 Pr[K > n]` from the law, for every n (README.md of this folder, "What is drawn").
 

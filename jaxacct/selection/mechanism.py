@@ -133,7 +133,7 @@ def select(
     run : the base, one candidate.
     k : the law of K; it broadcasts with the base, and each element of the batch is one selection.
     bound : "worst_case", or, for i.i.d. candidates, a bound of `selection.bound_epsilon` ("envelope", "renyi",
-        "privacy_profile", "monotone_score", "auto").  These bounds answer `ja.epsilon` and `ja.delta`; none composes.
+        "privacy_profile", "monotone_score", "auto").  A selection with one of these bounds cannot be composed.
     candidates : {"iid", "adaptive"}, the assumption about the candidates.
     top : the number of best candidates that are released, from 1 to 16; if K is smaller, all K are.  If top > 1, the
         answer is a theorem's bound (`TopSelection`).  Adaptive candidates cost the same for every `top`.

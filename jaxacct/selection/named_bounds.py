@@ -158,7 +158,7 @@ def _missed(run: Mechanism, orders: np.ndarray, relation: str) -> np.ndarray:
 
 
 def _divergence(run: Mechanism, orders: np.ndarray, relation: str) -> np.ndarray:
-    """Return upper bounds of the base's Rényi divergences. Those of one configuration are kept."""
+    """Return upper bounds of the base's Rényi divergences. Those of one configuration are cached."""
     if batch_shape(run):
         return np.asarray(renyi_divergence(run, orders, relation).upper)
     return _divergence_once(run, orders.tobytes(), relation).reshape(orders.shape)

@@ -45,7 +45,7 @@ from jaxacct.selection.law_of_k import (
 from jaxacct.selection.worst_case import known_bases
 
 MASS_ERROR = 16.0 * ROUNDOFF
-"""Bound of the absolute error of a mass or of a difference of two masses. Masses are at most 1; roundings are few."""
+"""Bound of the absolute error of a mass, or of a difference of two masses: a few roundings of numbers up to 1."""
 RELATIVE_ERROR = 4e-12
 """Upper bound of the relative errors of masses, phi and phi'. It is large because phi' is e^x with |x| up to 700."""
 ROUNDED_UP = 1.0 + 1e-11

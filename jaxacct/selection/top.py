@@ -42,7 +42,7 @@ class TopSelection(AnySelection):
     """A selection that runs ``mechanism`` K times, K from ``law``, and releases the best ``top`` by any score.
 
     All candidates are released if K is less than ``top``.  An answer has kind "bound": it is the least of an envelope
-    for the best j, a bound by the largest loss, and a bound for releasing all candidates.  The selection composes.
+    for the best j, a bound by the largest loss, and a bound for releasing all candidates.  Selections can be composed.
 
     Parameters
     ----------

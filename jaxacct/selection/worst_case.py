@@ -220,7 +220,7 @@ def attack(
 
     The score is the worst one for a curve just below the trade-off curve of `run`, which maps u to the largest P-mass
     of a set of Q-mass u.  Every base whose trade-off curve is nowhere below that of `run` reaches this epsilon.  If two
-    data sets attain the curve, no valid claim is below it.  The curve of a sample of fixed size joins several pairs.
+    data sets attain the curve, no valid claim is below it.  For a sample of fixed size perhaps no two data sets do.
 
     Parameters
     ----------
