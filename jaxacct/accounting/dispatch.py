@@ -35,7 +35,7 @@ from jaxacct.mechanisms import Composed, Mechanism, Repeated
 from jaxacct.mechanisms.loss_components import LEAST_SQUARE, Components
 
 COSTLY = 0.05
-"""An engine that takes more CPU seconds for one configuration than this is asked only after all theorems."""
+"""An engine that takes more CPU seconds than this for one configuration is asked only after all theorems."""
 WIDE = {"epsilon": 0.1, "delta": 0.5}
 """Rényi accounting is tried only for brackets whose relative width exceeds this. It does not improve narrower ones."""
 ATOMS_TOGETHER = 1_000_000

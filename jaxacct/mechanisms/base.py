@@ -190,7 +190,7 @@ class Mechanism(ABC):
 
     @property
     def kind(self) -> str:
-        """Kind of an answer, by `kind_of_bracket`, if one record is added or removed."""
+        """Kind of an answer if one record is added or removed; for a selection, the kind inside a composition."""
         return self.kind_of_bracket(RELATIONS[0])
 
     def expression(self) -> str:

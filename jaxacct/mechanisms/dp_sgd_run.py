@@ -112,7 +112,7 @@ def dp_sgd(
         `ceil(dataset_size / batch_size)` slots. For "shuffled" with `steps` it gives the `floor` of this quotient: a
         loader may drop a smaller last batch. Then an epoch has one step less, and `steps` steps take more epochs.
     epochs : array_like > 0
-        Passes over the data.
+        Passes over the data. For "cyclic_poisson" a pass takes `groups / q` steps, not `1 / q`.
     sampling : {"poisson", "random_allocation", "truncated_poisson", "without_replacement", "with_replacement", \
 "cyclic_poisson", "shuffled"}
         Batch rule. "fixed_batches", the word of `training.Plan`, means "shuffled".

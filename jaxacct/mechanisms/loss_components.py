@@ -64,7 +64,7 @@ class Components(NamedTuple):
     infinity_units : (B,)
         Bound of the relative error of delta_infinity, in units of 2^-53 (README.md, "Rounding of finite laws").
     rho, xi : (B,)
-        The zCDP guarantee of all zCDP parts together, which the last finite part represents; else 0.
+        The zCDP guarantee of all zCDP parts together, which the last finite part represents; 0 if there is none.
 
     References
     ----------

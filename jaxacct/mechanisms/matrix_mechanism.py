@@ -42,13 +42,12 @@ class MatrixMechanism(EqualToAnother):
     Adding or removing a record must not move other records to other steps. Where it does, as in batches cut from a
     shuffled list, ask for ``relation="zero_out"`` or ``"replace_one"``.
 
-    The answer is exact in these cases:
+    The answer is exact in these cases, of which the last two are for add, remove and zero-out:
 
     * Without sampling the release is one Gaussian of noise multiplier s / sens(C).
     * With ``CyclicPoisson(b, q)`` and b at least the number of bands it is Poisson sampled Gaussians of noise
-      multiplier s / |column i of C|, i = j, j + b, ..., for the worst group j (0 if C is Toeplitz). This holds for add,
-      remove and zero-out.
-    * With ``BallsInBins(b)`` and at most two bands it is a mixture of b Gaussians (for add, remove and zero-out).
+      multiplier s / |column i of C|, i = j, j + b, ..., for the worst group j (0 if C is Toeplitz).
+    * With ``BallsInBins(b)`` and at most two bands it is a mixture of b Gaussians.
 
     Parameters
     ----------

@@ -85,8 +85,8 @@ class RandomAllocation(Mechanism):
 
     For a base of finitely many outputs (``RandomizedResponse``, ``PureDP``, ``ApproximateDP``, ``FiniteOutput``) the
     answer is exact under add and remove, for any number k of participations. Under ``zero_out`` it is a bound, in which
-    the record's slots are public, unless the base is a ``FiniteOutput``. A round may have at most
-    min(20,000, 250,000/k) vectors of counts (how many slots have each output).
+    the record's slots are public, unless the base is a ``FiniteOutput``. ``replace_one`` is refused. A round may have
+    at most min(20,000, 250,000/k) vectors of counts (how many slots have each output).
 
     One round's bracket usually has a relative width of 1e-6. Composed rounds reach some 1e-3 for epsilon and a few per
     cent for delta, whatever ``rtol`` asks. Their status is "ok" up to 1e-3 for epsilon and 5e-2 for delta.

@@ -73,7 +73,7 @@ from jaxacct.mechanisms.sampled_releases import (
 )
 
 NEGLIGIBLE = 1e-25
-"""Once the rest of a falling series is below this share of its sum, the rest is only bounded."""
+"""A falling series is summed until its rest is below this share of the sum. The rest is only bounded."""
 GROUP = Constraint("use a whole number of records", 1, 1000, integral=True)
 ONE_GROUP = "ask for one group size at a time"
 
@@ -85,8 +85,8 @@ class PoissonSampled(OfGaussianMixtures):
     Let (P, Q) be the base's pair. The pair of the sampled step is ((1-q) Q + q P, Q) for remove, and (Q, (1-q) Q + q P)
     for add. The rates of nested samplings multiply. Under ``replace_one`` the answer is a bound for 0 < q < 1.
 
-    A guarantee as base, such as `PureDP`, is for the relation of the question. Under ``zero_out`` and ``replace_one``
-    it says nothing about a batch without the record. The sample then counts as public, and delta is q times the base's.
+    A base such as `PureDP` is a guarantee for the relation of the question. Under ``zero_out`` and ``replace_one`` it
+    says nothing about a batch without the record. The sample then counts as public, and delta is q times the base's.
 
     ``PoissonSampled(compose(Gaussian(1.0), Laplace(5.0)), 0.01)`` runs both mechanisms on one sample (README.md,
     "Several releases from one sample"). A composition of sampled mechanisms draws a new sample for each of them.
@@ -529,8 +529,8 @@ class SampledWithoutReplacement(OfGaussianMixtures):
     Under ``zero_out`` a record contributes 0 but keeps its slot. A Gaussian base has a pair of its own for this
     (README.md, "Zero-out where the slot is kept"). Other bases use the pair of ``replace_one``, which is a bound.
 
-    A guarantee as base, such as `PureDP`, is for the relation of the question. Under add, remove and zero-out a
-    replacement then counts as two such steps, and the answer is a bound (README, "Several releases from one sample").
+    A base such as `PureDP` is a guarantee for the relation of the question. Under add, remove and zero-out a
+    replacement counts as two such steps, and the answer is a bound (README.md, "Several releases from one sample").
 
     ``group`` = k > 1 protects k records together. Let n = ``dataset_size`` be the size of the larger data set. Each of
     the k in the batch displaces another record, so the pair of a Gaussian of noise multiplier s is (sum_j Hyp_j N(2j,
