@@ -73,7 +73,7 @@ class Source:
 
 
 def require_rows(data: Any, size: int, sources: bool = False) -> None:
-    """Raise InputError unless every array of the data, or the Source if `sources` are used, has `size` examples."""
+    """Raise InputError unless every array of the data has `size` examples.  A Source is refused unless `sources`."""
     if isinstance(data, Source) and not sources:
         raise InputError("data is a Source, which is not loaded side by side; give arrays, or train by a Trainer each")
     leaves = jax.tree_util.tree_leaves(data)

@@ -57,8 +57,8 @@ class Trainer:
     micro_batch : number of examples (or users) processed at a time, by default at most 64.  It limits the memory.
     examples_per_user : only for unit "user" of the plan: the largest number of a user's examples in a step.  Of a user
         who has more, each step takes a fresh random subset.  The mean of the user's gradients is clipped to norm C.
-    rngs : whether the loss is called as (params, example, key), with a key of the step and the example alone.  A module
-        gets it as its framework expects.  If a linen module has streams other than "dropout", give their names.
+    rngs : whether the loss is called as (params, example, key).  The key depends on the step and the example alone.  A
+        module gets it as its framework expects.  If a linen module has streams other than "dropout", give their names.
     apply_kwargs : for a module, further arguments of its call, such as ``{"train": True}``.
     has_aux : whether the loss returns (loss, aux).  Aux is summed over the batch, for logs: it is *not* private.
     trainable : the trained part: a function path -> bool of paths such as "params/Dense_0/kernel"; a pytree of bools, a
@@ -180,7 +180,7 @@ class Trainer:
         return self._state(Checkpoint(0, carried, begin(root), NOTHING, b""), rest)
 
     def norm_methods(self, params: PyTree, data: PyTree) -> dict[str, str]:
-        """Return {path: "ghost", "vmap" or "none" (no gradient)}, the way to its norm.  ``reason``: why not "ghost"."""
+        """Return how each parameter's norm is found, for examples such as those of `data` (see `norm_methods`)."""
         most = self.examples_per_user
         if isinstance(data, Source):
             data = jax.tree.map(lambda a: jax.ShapeDtypeStruct((len(data), *a.shape), a.dtype), data.layout.example)
@@ -266,7 +266,7 @@ class Trainer:
             self.plan.require_noise_of(state.plan)
         elif state.past is not None:
             state = replace(state, past=None)  # no step yet, so drop the noise buffers: this trainer makes its own
-        where, private = self.placement, (data, validation)  # what neither function nor first parameter may hold
+        where, private = self.placement, (data, validation)  # no function and no first parameter may hold rows of these
         if where.mesh is None:  # on a mesh a memory map stays a map, since each process reads its own rows only
             data = source_of_mapped(data)
         if (self.plan.unit == "user") != (users is not None):
@@ -344,7 +344,7 @@ class Trainer:
         told: RunLog,
     ) -> State:
         plan, step, scores = self.plan, state.step, state.scores.values
-        # the reason if the loop below finds none: "finished", or "early_stop" if an early stop had ended the run before
+        # the loop below may replace this reason; "early_stop" here means that an early stop had ended the run before
         stopped = state.stopped if state.stopped == "early_stop" and judge is not None else "finished"
         carried, line, stretches = program.carried, program.line, state.history.stretches
         partition = program.advance(line, step)[2] if step < plan.steps else ""

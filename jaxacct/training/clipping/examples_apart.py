@@ -27,7 +27,7 @@ from jaxacct.training.clipping.traces import bind, contents, evaluate, inner_tra
 _LEAST_RUN = 16  # a constant that shares fewer consecutive simple rows with the data may do so by chance
 _ALL_BYTES = 2**28  # a larger data array, or a Source, is compared only in blocks of rows
 _BLOCKS, _BLOCK_ROWS = 32, 64
-_OWN_BYTES = 12  # a simple row, compressed, exceeds compressed zeros by fewer bytes; it may equal data by chance
+_OWN_BYTES = 12  # a row is simple if it compresses to fewer than 12 bytes more than zeros; it may equal data by chance
 _MOST_COLUMNS = 64  # data or a constant with at most this many columns are also compared column by column
 _GROUPS = {
     "elementwise": """
@@ -239,7 +239,7 @@ def _refuse_keys(who: str, variables: Sequence[Any]) -> None:
 
 @functools.lru_cache(1)
 def _of_jax(_: int) -> frozenset[Primitive]:
-    """Return the operations that JAX's modules define. The argument makes modules count that are loaded later."""
+    """Return the operations that JAX's modules define.  The argument, a number of modules, renews the cached result."""
     modules = [module for name, module in [*sys.modules.items()] if name.partition(".")[0] == "jax"]
     return frozenset(each for one in modules for each in [*vars(one).values()] if isinstance(each, Primitive))
 
@@ -331,9 +331,9 @@ def refuse_records(params: Any, private: Any) -> None:
 
 
 def with_records(arrays: Any, private: Any, columns: bool = True, alike: bool = False) -> np.ndarray | None:
-    """Return one of the arrays that holds rows of the private arrays and Sources, None if none does.
+    """Return an array that holds rows of the private arrays and Sources; None if no array does.
 
-    With `columns` single columns count, too.  Arrays that are `alike` are data, too, and may share some rows by chance.
+    With `columns`, one shared column suffices.  With `alike`, the arrays are data too, and may share rows by chance.
     """
     unique = {id(each): each for each in jax.tree_util.tree_leaves(arrays) if _has_numbers(each)}
     known = [_some_rows(each, len(each)) if alike and each.ndim else np.asarray(each) for each in unique.values()]
@@ -355,7 +355,7 @@ def with_records(arrays: Any, private: Any, columns: bool = True, alike: bool = 
 
 
 class _Part:
-    """A private array, or a part of a Source's examples; called, it gives its rows or columns, hashed in a dtype."""
+    """A private array, or one part of a Source's examples.  A call returns hashes of its rows or columns in a dtype."""
 
     def __init__(self, leaf: Any, size: int, shape: tuple[int, ...], layout: Any = None, place: int = 0) -> None:
         self.width, self._of = math.prod(shape), (leaf, size, layout, place)
@@ -450,10 +450,10 @@ class _Hashed:
 def _meet(ours: _Hashed, theirs: _Hashed, alike: bool) -> bool:
     """Return whether an array contains rows of the data that are too complex to agree by accident."""
     shared = ours.once[_among(ours.once, theirs.once)][:64]
-    # of data of one law as many rows occur among the others as have a twin among their own
+    # for two samples of one distribution, the share of `ours` in `theirs` is near the share of `theirs` with a twin
     twins = 1.0 - np.sum(theirs.counts == 1) / len(theirs.rows)
     by_chance = alike and np.mean(_among(ours.hashes, theirs.once)) <= (1.0 + twins) / 2
-    # rows of few values, such as signs, may agree by chance: they count as runs only
+    # rows of few distinct values, such as signs, may agree by chance: only runs of such rows count
     values = len(np.unique(theirs.rows[:: max(len(theirs.rows) // 4096, 1)]))
     few = theirs.rows.shape[1] * np.log2(values) < np.log2(float(len(theirs.rows)) * len(ours.rows)) + 20.0
     for one in () if by_chance or few else shared:

@@ -189,7 +189,7 @@ def _arranged(use: Use, x: Any, dy: Any) -> tuple[Any, Any]:
 
 @inlined
 def _normalised(rows: Rows) -> tuple[Rows, Any, Any]:
-    """Return (rows x', dy', scaled by powers of two; E in g = 2^E sum_t x'_t dy'_t^T; sum_t max|x'_t| max|dy'_t|)."""
+    """Scale rows to x', dy' with g = 2^E sum_t x'_t dy'_t^T.  Return (scaled rows, E, sum_t max|x'_t| max|dy'_t|)."""
     number, beside, x, dy = rows
     peak_of = lambda a: jnp.max(jnp.abs(a), axis=1)
     tops, parts = [], []
@@ -239,7 +239,7 @@ def _size(steps: Sequence[Step]) -> int:
 
 @inlined
 def exponent(values: Any) -> Any:
-    """Return int32 e, 2^e <= |value| < 2^(e+1); NOTHING for zero and subnormals, ``finfo.maxexp`` for inf and NaN."""
+    """Return int32 e with 2^e <= |value| < 2^(e+1); NOTHING for 0 and subnormals, ``finfo.maxexp`` for inf and NaN."""
     info = jnp.finfo(values.dtype)
     field = (_magnitude(values) >> info.nmant).astype(np.int32)
     return jnp.where(field > 0, field - (info.maxexp - 1), NOTHING)

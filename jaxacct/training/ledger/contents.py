@@ -55,7 +55,7 @@ class _Partition:
         return first.sampling == rules.ALLOCATION and free  # steps of any other rule are releases of their own
 
     def goes_on(self, plan: Plan, step: int) -> bool:
-        """Return whether a plan's step can join.  If passes draw new batches, all entries must be of its pass."""
+        """Return whether a plan's step can join.  If passes draw new batches, all entries must be of the step's pass."""
         if plan.sampling == rules.ORDER and step in self.steps:
             return self.first.sampling == rules.ORDER
         _, first, last = plan.pass_of(step)
@@ -67,7 +67,7 @@ class _Partition:
         dearest = self.dearest
         for step, noise in entries:
             mine = sorted([*self.steps.get(step, []), noise])
-            # here `cost` cannot tell the dearest step: number i in `dearest` becomes the least number i of all steps
+            # under CYCLIC `cost` cannot find the dearest step: entry i of `dearest` is the least entry i of all steps
             if self.first.sampling == rules.CYCLIC:
                 dearest = [min(pair) for pair in zip_longest(dearest, mine, fillvalue=math.inf)]
             elif cost(mine) > cost(dearest):
@@ -161,7 +161,7 @@ class Spent:
         self._release(entry)
 
     def leads_to(self, now: Turn) -> bool:
-        """Return whether `now` is step `shared`, a repeat, or `follows` the last. Another step costs a release more."""
+        """Return whether `now` is step `shared`, a repeat, or `follows` the last.  Others cost one more release."""
         return now.step == self.shared or now.step in self.numbers or now.follows(self.last and self.last.turn)
 
     def _release(self, entry: Step | Torn) -> None:
@@ -363,7 +363,7 @@ class Contents:
         headers.append(entry)
 
     def torn(self, fragment: bytes) -> list[Torn]:
-        """Return one step for each run that a cut-off line can be of, since each run may be claimed by itself."""
+        """Return one step for each run that a cut-off line may belong to, since each run may be claimed by itself."""
         return [self._costliest(name) for name in runs_of(fragment, self.runs)]
 
     def _costliest(self, name: str) -> Torn:

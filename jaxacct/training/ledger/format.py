@@ -123,7 +123,7 @@ def encode(line: Line, previous: Chain) -> tuple[bytes, Chain]:
 
 
 def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]]:
-    """Yield (entry, `Chain`, end byte) of each line; of a cut-off last line (bytes, `Chain` before it, first byte)."""
+    """Yield (entry, `Chain`, end byte) for each line; for a cut-off line (bytes, `Chain` before it, first byte)."""
     chain, number = BEGINNING, 0
     told: dict[str, bool] = {}
     while raw := file.readline(_MAX_LINE_BYTES + 1):

@@ -157,7 +157,7 @@ class Ledger(Contents):
 
     `record` puts the line of a step on the disk before the step's noisy sum is used, so a crash can only make the
     ledger overstate the spending.  A step's line that a crash cuts off counts as the costliest that it can have been.
-    If it is cut off before its run's name ends, it counts for each run that it can be of.
+    If the crash cut off the run's name, too, the line counts for each run that it may belong to.
 
     Steps whose entries agree in every field are exact replays and count once.  A repeated step whose entry differs
     counts again.  So equal fingerprints must mean outputs equal to the last bit: a repeated step whose output can

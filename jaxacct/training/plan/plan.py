@@ -105,8 +105,8 @@ class Plan(PlanRequest):
         counts whole.  A pass over fixed batches and a whole run in a fixed order each cost one Gaussian release.
     relation : "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a record's gradient becomes 0,
         its place stays) or "replace_one", which Poisson and cyclic Poisson sampling refuse.  Fixed batches and a fixed
-        order have the default "zero_out".  They refuse to add or remove a record, which would move other records to
-        other batches.
+        order have the default "zero_out".  With them a relation that adds or removes a record is refused, since other
+        records would move to other batches.
     noise_schedule : factors of noise_multiplier, one per step or as pairs (until_step, factor); the last until_step may
         be None, the end of the run.
     batch_schedule : expected batch sizes, one per step or as pairs (until_step, size), in place of a rate.
@@ -135,8 +135,8 @@ class Plan(PlanRequest):
     sampling_rates : for Poisson sampling, in place of one rate: a rate in (0, 1] for each record (or user), of shape
         (dataset_size,).  The rates must be public, and chosen without looking at the data: rate i belongs to place i,
         whatever record is there.  ``sampling_probability`` is then the largest rate, and ``expected_batch_size`` the
-        sum of the rates.  The plan, its ledger and its runs claim the epsilon of the largest rate; ``own_epsilon`` is
-        that of each record.
+        sum of the rates.  The plan, its ledger and its runs claim the epsilon of the largest rate; ``own_epsilon`` has
+        the epsilon of each record.
     rates_digest : no argument, but a field: the SHA-256 of sampling_rates, which the plan's document holds in their
         place.
 
@@ -262,7 +262,7 @@ class Plan(PlanRequest):
 
     @staticmethod
     def _require_sizes(settings: dict[str, Any], segments: Sequence[Segment]) -> None:
-        """Raise InputError unless each segment's rate, by which it is accounted for, is that of its batch size."""
+        """Raise InputError unless each segment's rate fits its batch size.  The accounting uses the rate alone."""
         n, groups, sampling = settings["dataset_size"], settings["groups"] or 1, settings["sampling"]
         for place, (_, _, _, rate, size) in enumerate(segments):
             must, right = f"sampling_probability * dataset_size = {n * rate!r}", size * groups / n
@@ -344,8 +344,8 @@ class Plan(PlanRequest):
         """Return (number, first step, last step + 1) of the pass that contains a step.
 
         With fixed batches a pass goes over the data, and with cyclic Poisson sampling through the groups.  With random
-        allocation a pass is a round, in which each record must keep its slot.  The batches of such a pass must be
-        disjoint.  With a fixed order the whole run is one pass.  A new batch size begins a new pass.
+        allocation a pass is a round, in which each record must keep its slot.  In these three cases the batches of one
+        pass must be disjoint.  With a fixed order the whole run is one pass.  A new batch size begins a new pass.
         """
         self._require(step, self.steps - 1)
         if self.sampling not in rules.BY_PASS:
@@ -583,7 +583,7 @@ class Plan(PlanRequest):
         return steps.tolist(), np.maximum.accumulate(curve.upper).tolist()
 
     def live_epsilon(self, step: int) -> Bounds:
-        """Return an upper bound of epsilon after `step` steps: that of a table's first step >= `step`."""
+        """Return an upper bound of epsilon after `step` steps: `epsilon_curve`'s bound at its first step >= `step`."""
         self._require(step, self.steps)
         if step == 0:
             return Bounds(0.0, 0.0, 0.0, "bound", "zero")

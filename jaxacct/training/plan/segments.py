@@ -251,7 +251,7 @@ def _near(counts: Mapping[Release, int], most: int) -> list[list[Release]]:
     """Return about `most` groups of releases that differ only in noise and, with Poisson sampling, in the rate."""
 
     def group(members: list[Release]) -> tuple[float, Release, int, list[Release]]:
-        """Return minus the cost of one stand-in, first member, field to split by (1 noise, 2 rate), and all members."""
+        """Return (minus the cost of one stand-in, first member, field to split by: 1 noise or 2 rate, all members)."""
         noise = [release.noise_multiplier for release in members]
         rates = [max(release.sampling_probability, _TINY) for release in members]
         least, most, low, high = min(noise), max(noise), min(rates), max(rates)

@@ -136,7 +136,7 @@ def advise_strategy(
     target_epsilon, target_delta : the budget; target_epsilon is > 0, target_delta in (0, 1).
     dataset_size : number of records.
     batch_size : expected number of records in a step.
-    epochs, steps : the length of the run; give one of the two. n = ceil(epochs / q) steps.
+    epochs, steps : the length of the run; give one of the two.  With epochs, the run has n = ceil(epochs / q) steps.
     bands : one or several numbers b, each at most 1/q and n. By default those of 2, 4, 8, 16 and 32 that fit, and the
         largest that fits if it is at most 64. With b = 1/q bands nothing is sampled. One band is DP-SGD.
     relation : {"add_or_remove_one", "add_one", "remove_one", "replace_one", "zero_out"}

@@ -28,8 +28,8 @@ BLOCK_SIZE = 256
 def units(value: Callable[[Any, Any], Any], params: Any, data: Any, unit: float, private: Any = ()) -> tuple[Any, Any]:
     """Return two int32 (upper, lower): the values sum to exactly (upper * 2^10 + lower) * unit.
 
-    Before, each value is clipped to [0, 1] (NaN is 0) and rounded to a multiple of `unit`.  It may close over neither
-    the data nor other arrays that are `private`.
+    Each value is first clipped to [0, 1] (NaN is 0) and rounded to a multiple of `unit`.  The function `value` may
+    close over neither the data nor other arrays that are `private`.
     """
     of_one = jax.make_jaxpr(lambda example: value(params, example))
     refuse_closed_over("value", of_one(one_of(data)), (data, private))
@@ -116,7 +116,7 @@ def _number(value: Any) -> float:
 
 
 class ValidationScore:
-    """Callable for the exact sum of scores, clipped to [0, 1].  It is secret: only `EarlyStop.ends` may get it."""
+    """Callable that returns the exact sum of clipped scores.  The sum is secret: only `EarlyStop.ends` may get it."""
 
     def __init__(self, score: Callable[[Any, Any], Any], validation: PyTree) -> None:
         require_countable("validation", validation, "give records")

@@ -95,7 +95,7 @@ class RunLog:
             self.tell(record | {"time": now, "steps": plan.steps, "log_every": self._every})
 
     def look(self, step: int, observed: Observed, stretches: tuple[Stretch, ...]) -> None:
-        """Log the numbers of a step, which may still run on the device.  Skip a step that the log does not hold."""
+        """Log the numbers of a step, which may still run on the device.  Do nothing for a step that is not logged."""
         if self._put is None or self.epsilon is None or (step % self._every and step != self._last):
             return
         self._looks.append(_Look(step, observed, self.epsilon.point(step, stretches)))
@@ -400,7 +400,7 @@ class _Table:
                 self._put([*curve, *zip(steps, found.upper.tolist(), strict=True)])
 
     def _put(self, found: list[tuple[int, float]]) -> None:
-        """Fill the table from pairs (step, bound).  Later bounds hold, too: each step gets the least of them."""
+        """Fill the table from pairs (step, bound).  A later step's bound holds, too: each step gets the least."""
         found = sorted(found)
         least = np.minimum.accumulate([upper for _, upper in found[::-1]])[::-1]
         self._uppers = [step for step, _ in found], least.tolist()

@@ -257,7 +257,7 @@ class Streamed(Program):
             self._ahead.close()
 
     def session_after(self, error: BaseException) -> bytes | None:
-        """Return the `session` of a checkpoint after an error, b"" if a resumed run cannot repeat the later steps."""
+        """Return a checkpoint's `session` after an error: b"" if no run can repeat later steps; None: write none."""
         return None if isinstance(error, OtherExamples) else self.session if self._repeats else b""
 
     def _batches(self, line: Lineage, step: int, until: int) -> Generator[Prepared, None, None]:

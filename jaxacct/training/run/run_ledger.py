@@ -81,7 +81,7 @@ class RunLedger:
 
     @property
     def ended(self) -> int | None:
-        """Number of steps after which the early-stop rule ended this run; None if not, or not in the first process."""
+        """Number of steps after which the early-stop rule ended this run, or None; always None in other processes."""
         return None if self.ledger is None else self.ledger.runs[self._mark.run].ended
 
     def cut_off(self, plan: Plan, step: int) -> None:

@@ -105,7 +105,7 @@ class State:
 
 
 def _stamp(path: str) -> Any:
-    """Return what differs if a file has been written to or replaced."""
+    """Return a value that changes when the file is written to or replaced."""
     with contextlib.suppress(OSError):
         found = os.stat(path)
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

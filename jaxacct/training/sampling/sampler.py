@@ -37,7 +37,7 @@ def threshold(sampling_probability: ArrayLike) -> np.ndarray:
 
 
 def poisson(key: jax.Array, dataset_size: int, sampling_probability: ArrayLike) -> Selection:
-    """Draw every example independently with probability q: if its 64 random bits are below ``threshold(q)``.
+    """Draw every example independently with probability q, that is, if its 64 random bits are below ``threshold(q)``.
 
     Parameters
     ----------

@@ -88,7 +88,7 @@ class Lineage(NamedTuple):
     pass_cut: bytes = b""  # the argument `cut` that `advance` got in the current pass
 
     def hidden(self) -> Lineage:
-        """Return what pickle writes. On plain digests, or on two links of the chain, anybody could try data out."""
+        """Return what pickle writes.  By plain digests, or two links of the chain, a reader could test guessed data."""
         if not self.root.known:
             return self
         own = digest(self.chain, self.seal, b"%d" % self.pass_first, self.pass_chain, self.pass_cut)

@@ -265,7 +265,7 @@ def _operation(place: int, eqn: Any, operands: list[Any]) -> list[Any]:
 
 
 def _beside(params: Mapping[str, Any], operands: list[Any], side: int) -> Any:
-    """Return what the adapter adds to x W, scale (x a) b, or to x W^T, scale (x b^T) a^T; None for other products."""
+    """Return what the adapter adds: scale (x a) b to x W, or scale (x b^T) a^T to x W^T; None for other products."""
     contracted, batch = params["dimension_numbers"]
     w, x = operands[side], operands[1 - side]
     lead = w.a.ndim - 1

@@ -80,7 +80,7 @@ class Release(NamedTuple):
     # a release also covers the effect of its records on later steps that share its noise
     sampling: str
     noise_multiplier: float
-    # 1 under UNSAMPLED, or if the pass is not known; ALLOCATION: 1 / slots; else a step's rate (CYCLIC: in its group)
+    # the rate of a step (under CYCLIC: in its group), or 1 / slots (ALLOCATION); 1 if UNSAMPLED, or the pass is unknown
     sampling_probability: float
     cap: int = 0  # the largest batch under truncated Poisson sampling; 0 under other rules
     dataset_size: int = 0  # the number of records under truncated Poisson sampling; 0 under other rules
