@@ -106,7 +106,7 @@ def gaussian_fit(
     """Bound mu from below by max over thresholds of Phi^-1(1 - FPR) - Phi^-1(FNR); return mu and its epsilon at delta.
 
     FPR and FNR are as for `clopper_pearson`.  **Conditional**: the epsilon holds only if the mechanism's trade-off
-    curve is that of a Gaussian mechanism.  A step on all data has such a curve.  Subsampled or tuned training has not.
+    curve is that of a Gaussian mechanism.  A step on all data has such a curve; subsampled or tuned training does not.
 
     Parameters
     ----------

@@ -273,7 +273,7 @@ class Cells(NamedTuple):
 
 
 def attack_cells(found: Attack, curve: Callable[[np.ndarray], np.ndarray]) -> Cells:
-    """Divide the outcomes into cells, at the ranks where the score that `selection.attack` found jumps.
+    """Cut the outcomes into cells, at the ranks at which the score of an attack jumps (`selection.attack`).
 
     Parameters
     ----------

@@ -82,7 +82,7 @@ class Advice:
     untuned_noise: float
 
     def best(self, noise: float | None = None) -> Option:
-        """Return the option with most candidates, in a tie with least `released_noise`.  `noise` limits that noise."""
+        """Return the option with most candidates, in a tie with least `released_noise`, which is at most `noise`."""
         limit = math.inf if noise is None else float(check("noise", noise, POSITIVE))
         left = [one for one in self.options if one.status != "infeasible" and one.released_noise <= limit]
         if not left:

@@ -460,7 +460,7 @@ def side_by_side(
     def train(
         params: Any, configs: Mapping[str, Any], keys: Any, data: Any, private: Any = (), trial: bool = False
     ) -> Any:
-        """Train n candidates.  Other arrays may be `private`, too.  A trial traces a step, and trains nothing."""
+        """Train n candidates.  `private` has further private arrays.  A trial traces a step, and trains nothing."""
         pair = isinstance(data, tuple) and len(data) == 2
         if filled_up and not (pair and str(getattr(data[1], "dtype", "")) == "bool"):
             raise InputError("data must be (examples, mask) with a bool array as mask; leave filled_up out otherwise")

@@ -42,9 +42,9 @@ class Cost:
     """Gradient evaluations of "draw K, train K candidates", and of the final run if there is one.
 
     Given K, the number of evaluations, averaged over the draw of the sample, is ``K E' q n + E n_2``: each candidate
-    has q n records for E' epochs, the final run has n_2 for E.  n_2 is (1 - q) n for split "rest", n for "all" and 0
-    for "everything".  A run of DP-SGD has `sampling_probability * steps` epochs.  The *actual* cost would reveal K, so
-    it is noted nowhere.  Its expectation and quantiles depend on the law of K alone and may be published.
+    has q n records for E' epochs, and the final run has n_2 records for E epochs.  n_2 is (1 - q) n for split "rest",
+    n for "all" and 0 for "everything".  A run of DP-SGD has `sampling_probability * steps` epochs.  The *actual* cost
+    would reveal K: it is noted nowhere.  Its mean and quantiles depend on the law of K alone and may be published.
 
     Parameters
     ----------

@@ -39,7 +39,7 @@ class SubsetTuned:
     params, config : the parameters of the final run, a pytree, and its configuration.
     tuned_config, score : the winner's configuration before extrapolation, and its score: NaN with status "none".
     setting, cost : the rate, steps and noise of the runs; the number of gradient evaluations under the law of K.
-    status : "tuned"; "none" if K was 0 or the best candidate raised an exception: then the configuration is random.
+    status : "tuned"; "none" if K was 0 or the best candidate raised an exception: then config depends on no data.
     epsilon, mechanism : epsilon of the whole tuning at the plan's delta; the tuning as one mechanism, as in the ledger.
 
     >>> import jaxacct as ja
@@ -181,7 +181,7 @@ def tune_on_subset(
 
 
 class _OfSample(Plan):
-    """Plan of a run on a secret sample.  Its size is not known beforehand, so it does not set the batch size."""
+    """Plan of a run on a secret sample.  The sample's size is not known beforehand, so it sets no batch size."""
 
     @staticmethod
     def _require_sizes(settings: dict[str, Any], segments: Sequence[Segment]) -> None:

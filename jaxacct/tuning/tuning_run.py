@@ -48,7 +48,7 @@ from jaxacct.tuning.private_score import PrivateScore, Whole, noisy, whole, with
 from jaxacct.tuning.search_spaces import Sampled, draws_alike
 
 TRIALS = 32
-"""Number of trial candidates that are drawn.  A step of one of each kind is traced before anything is spent."""
+"""Number of trial candidates.  For one candidate of each kind, a step is traced before anything is spent."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Tuned:
 
     Parameters
     ----------
-    params, config, score : the winner's parameters (a pytree), hyper-parameters and score: NaN with status "none".
+    params, config, score : the winner's parameters (a pytree), hyper-parameters, and score (NaN with status "none").
     status : "tuned"; "none" if K was 0 or all winners raised an exception: then params and config depend on no data.
     epsilon, mechanism : epsilon of the whole tuning at the plan's delta; the tuning as one mechanism, as in the ledger.
     plan : the plan of the winner's training; None in `tune_with`.
@@ -142,7 +142,7 @@ def tune(
     Raises
     ------
     InputError : before anything is spent, if the tuning, alone or with the ledger's entries, exceeds the plan's target.
-        Before that a step of a trial candidate of each kind is traced.  Whatever its functions raise then is shown.
+        Before that a step of a trial candidate of each kind is traced.  Exceptions of your functions then are shown.
 
     References
     ----------
@@ -204,7 +204,7 @@ def tune_in_rounds(
         else that depends on the data.  A round that releases nothing adds no winner.
     score : as for `tune`; a PrivateScore needs its noise multiplier.
     rounds : number of rounds; by default `plan.rounds`, else 1.
-    candidates : as for `tune`.  "iid" declares that the space of every round is i.i.d.
+    candidates : as for `tune`.  "iid" declares that in every round the draws of the space are i.i.d.
 
     Returns
     -------
@@ -378,7 +378,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
         return several(lambda *given: programs[kind](*given, data, scored_on, trial), secret, init, configs)
 
     # Trial candidates show errors of the program before anything is spent.  None is trained, and no K is drawn yet.
-    # Where candidates count as i.i.d., they are none of them: none may depend on whether an error was shown.
+    # If candidates count as i.i.d., they must not depend on whether an error was shown: trial candidates are extra ones.
     opening = secret if update is None else Secret(secret.root(b"round", 0))
     trial = Secret(secret.root(b"trial")) if kind == "iid" else opening
     tried = [drawn(space, trial, number) for number in range(TRIALS if kind == "iid" else 1)]
