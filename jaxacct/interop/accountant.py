@@ -55,8 +55,8 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
     * REPLACE_SPECIAL is `zero_out`: the special record contributes 0 and keeps its place. jax_privacy defaults to it.
     * Randomized response is refused under ADD_OR_REMOVE_ONE, for which it has no definition. Under
       REPLACE_SPECIAL the special record's answer is drawn uniformly from all answers, as dp_accounting defines it.
-    * A guarantee (such as ZCDpEvent) holds for the accountant's relation alone. So it gains little from a sample that
-      brings other neighbours in (jaxacct/mechanisms/README.md, "Sampled guarantees").
+    * A guarantee (such as ZCDpEvent) holds for the accountant's relation alone. So sampling amplifies it little where
+      a sample brings in other neighbours (jaxacct/mechanisms/README.md, "Sampled guarantees").
     * A refused event raises UnsupportedEventError, which here is a ValueError too.
 
     Parameters
@@ -224,7 +224,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
 
 def _under(mechanism: Mechanism, relation: str) -> Mechanism:
-    """Return the mechanism. Under "zero_out" a pair (its law, the uniform law) replaces unsampled random answers."""
+    """Return the mechanism; under "zero_out", with a pair (law, uniform law) for each unsampled randomized response."""
     if relation != "zero_out" or not answers_at_random(mechanism):
         return mechanism
 

@@ -29,10 +29,10 @@ def to_dp_accounting_pld(
 ) -> PrivacyLossDistribution:
     """Return a mechanism's privacy loss distribution as dp_accounting's object, which can compose it further.
 
-    dp_accounting composes one distribution for each part. It makes those of Gaussian and Laplace noise; for a finite
-    part the losses are rounded to whole intervals. In both directions the pessimistic distribution dominates the
-    mechanism, and the mechanism dominates the optimistic one, but for the rounding errors of dp_accounting. These have
-    no bound, so the distribution is no certificate.
+    dp_accounting composes one distribution for each part, and makes the distributions of Gaussian and Laplace parts.
+    The losses of finite parts are rounded here to whole intervals. In both directions the pessimistic distribution
+    dominates the mechanism, and the mechanism dominates the optimistic one, up to rounding errors of dp_accounting.
+    These errors have no known bound, so the distribution is no certificate.
 
     Parameters
     ----------

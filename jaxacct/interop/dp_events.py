@@ -178,11 +178,10 @@ def from_dp_event(event: dp_event.DpEvent) -> Mechanism:
     * Discrete Laplace's parameter a becomes the scale 1/a, rounded down.
     * RandomizedResponse among k answers with the noise parameter p gives the true one with probability 1 - p + p/k,
       rounded up, so that the loss is never understated. The guarantee is for replacing a record.
-    * RepeatAndSelect becomes `selection.select`. The parameter of the law of the number of runs is solved for, so that
-      the mean number equals the event's mean to the last digits.
+    * RepeatAndSelect becomes `selection.select`. Its law of K, the number of runs, has the event's mean up to rounding.
     * ZCDp becomes `ZCDP`. In a composition the rho of all ZCDp events add up, and so do their xi.
-    * SingleEpochTreeAggregation becomes one Gaussian for each node above a leaf. The guarantee holds for zero-out,
-      which moves no record to another leaf, but not for add/remove.
+    * SingleEpochTreeAggregation becomes one Gaussian for each tree node that a record may change. The guarantee holds
+      for zero-out, which moves no record to another leaf, but not for add/remove.
     * For batches of a fixed size the event's data-set size is the size of the larger of two neighbouring data sets.
 
     Parameters

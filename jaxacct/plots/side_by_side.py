@@ -31,7 +31,7 @@ OTHER_NOISE = {
     "random_allocation": "random allocation, independent noise",
     "fixed_order": "not sampled, buffered noise",
 }
-"""The `StrategyAdvice` options without bands: from their way of sampling to their name in the legend."""
+"""Maps the sampling of each `StrategyAdvice` option without bands to its name in the legend."""
 
 
 class Curve(NamedTuple):

@@ -78,7 +78,7 @@ def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
-    """Return a mechanism that leaks no less, both ways, than any mechanism with `points`. None if no point helps."""
+    """Return a mechanism that in both directions leaks as much as any with these `points`. None if no point helps."""
     kept: list[tuple[float, float]] = []
     for epsilon, delta in sorted(points):
         if not (np.isfinite(epsilon) and 0.0 <= delta < 1.0) or (kept and delta >= kept[-1][1]):

@@ -55,7 +55,7 @@ _LONGEST_DOCUMENT = 2**24
 _OF_RATES = "each {unit} has a public sampling rate that was chosen without the data; the largest one is shown."
 _MOST_RELEASES = 500
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Most rows of a sweep that a page lists by default, that it details by default, and that `rows` may name."""
+"""Largest numbers of rows of a sweep: listed by default, shown in detail by default, and named by `rows`."""
 _OF_EVERY_RUN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps")
 _SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
 """Columns of a sweep's result that the table of its rows shows."""

@@ -498,7 +498,7 @@ def grid_of_records(
 
 
 def _refuse_other_words(names: Sequence[str], cells: Mapping[str, Any], places: Sequence[str]) -> None:
-    """Refuse a column that is named like a column of the answer, an input that the grid lacks, or another question."""
+    """Refuse a column named like a column of the answer, an absent input, or an argument of another question."""
     given = {name for one in names for name in (one, *SETTLED_BY.get(one, ()))}
     given |= set() if "repetitions" in given else set(LAW_NUMBERS)
     absent = [name for name in COLUMNS if name not in given]

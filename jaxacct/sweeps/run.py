@@ -30,7 +30,7 @@ from jaxacct.sweeps.solve import Settings, settings, solve
 from jaxacct.sweeps.table import Table
 
 SMALLEST_BLOCK, LARGEST_BLOCK = 512, 4096
-"""Least and largest default of `block`. Fewer rows would not fill a compiled program; a kill loses a block's rows."""
+"""Least and largest default of `block`. Fewer rows would not fill a compiled program; a kill loses up to one block."""
 POLL_SECONDS = 0.2
 """Seconds between two checks for the files of other processes.  The pause spares a shared file system."""
 

@@ -378,7 +378,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
         return several(lambda *given: programs[kind](*given, data, scored_on, trial), secret, init, configs)
 
     # Trial candidates show errors of the program before anything is spent.  None is trained, and no K is drawn yet.
-    # If candidates count as i.i.d., they must not depend on whether an error was shown: trial candidates are extra ones.
+    # If candidates count as i.i.d., none may depend on whether an error was shown: so trial candidates are extra ones.
     opening = secret if update is None else Secret(secret.root(b"round", 0))
     trial = Secret(secret.root(b"trial")) if kind == "iid" else opening
     tried = [drawn(space, trial, number) for number in range(TRIALS if kind == "iid" else 1)]

@@ -55,7 +55,7 @@ class _Partition:
         return first.sampling == rules.ALLOCATION and free  # steps of any other rule are releases of their own
 
     def goes_on(self, plan: Plan, step: int) -> bool:
-        """Return whether a plan's step can join.  If passes draw new batches, all entries must be of the step's pass."""
+        """Return whether a plan's step can join.  If passes draw new batches, all entries must be of the same pass."""
         if plan.sampling == rules.ORDER and step in self.steps:
             return self.first.sampling == rules.ORDER
         _, first, last = plan.pass_of(step)

@@ -102,7 +102,7 @@ class Plan(PlanRequest):
     steps, epochs : the length of the run, in steps or in passes over the data.
     sampling : the batch rule, as for `jaxacct.dp_sgd` ("fixed_batches" is another name of "shuffled"), or
         "fixed_order": every pass takes each record once, always at the same place.  A round or pass that has begun
-        counts whole.  A pass over fixed batches and a whole run in a fixed order each cost one Gaussian release.
+        counts in full.  A pass over fixed batches and a whole run in a fixed order each cost one Gaussian release.
     relation : "add_or_remove_one" (the default), "add_one", "remove_one", "zero_out" (a record's gradient becomes 0,
         its place stays) or "replace_one", which Poisson and cyclic Poisson sampling refuse.  Fixed batches and a fixed
         order have the default "zero_out".  With them a relation that adds or removes a record is refused, since other
@@ -372,7 +372,7 @@ class Plan(PlanRequest):
         return self.releases_between(0, step)
 
     def releases_between(self, first: int, end: int) -> Counter[Release]:
-        """Return the counts of releases in steps `first` to `end - 1`.  A pass partly in this range counts whole."""
+        """Return the counts of releases in steps `first` to `end - 1`.  A pass partly in this range counts in full."""
         return releases(self.segments, end, self.sampling, self.dataset_size, first, self.cap or 0)
 
     @property
@@ -461,7 +461,7 @@ class Plan(PlanRequest):
         return solver.epsilon_of_run(self, mechanism)
 
     def promised(self, shape: tuple[int, ...] = ()) -> Bounds:
-        """Return the filter's promise as upper bounds, wherever the run ends; inf if the steps exceed its budget."""
+        """Return the filter's promise as upper bounds, valid wherever the run ends; inf if its budget is exceeded."""
         assert self.filter is not None
         fits = self._fits(self.mechanism)
         upper = np.full(shape, self.filter.epsilon(self.target_delta) if fits else np.inf)

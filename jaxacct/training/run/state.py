@@ -87,7 +87,7 @@ class State:
 
     @property
     def epsilon(self) -> Bounds:
-        """Epsilon of the steps so far. If somebody may have ended the run because of its outputs, all steps count.
+        """Epsilon of the steps so far; of the whole plan if somebody may have ended the run because of its outputs.
 
         A ledger that has grown is read anew, since other runs may have been added to it.
         """
