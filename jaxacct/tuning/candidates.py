@@ -367,9 +367,9 @@ def side_by_side(
 ) -> Callable[..., Any]:
     """Make a function (params, configs, keys, data) -> params that trains n candidates of one plan at once.
 
-    Each candidate runs the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key, and
-    costs as much privacy as ``plan.mechanism``: all n are released, where `tune` releases only the best.  They may
-    differ in numbers that change neither shapes nor privacy: those that ``make_optimizer`` reads, and the clip norm.
+    Each candidate runs the trainer's DP-SGD over all steps of the plan, with batches and noise from its own key.  It
+    costs as much privacy as ``plan.mechanism``: all n are released, unlike in `tune`, which releases the best.  They
+    may differ in numbers that change neither shapes nor privacy: those that make_optimizer reads, and the clip norm.
 
     Parameters
     ----------

@@ -292,11 +292,11 @@ class Ledger(Contents):
         key_fingerprint, batch_fingerprint : texts that identify the step's key and batch.  Steps with equal texts must
             have results that are equal to the last bit.
         noise_multiplier, sampling_probability : those of this step.
-        partition : a text that identifies the pass or round: with fixed batches how this pass divides the data, with
-            random allocation the slots that the records drew, with a fixed order the run.  Steps with the same text
-            must have disjoint batches, except with a fixed order.  Together they cost as much as the costliest of them
-            or, with random allocation, as one round.  If the batch rule has passes or rounds, a step with None costs
-            as much as a Gaussian release of all records.
+        partition : a text that identifies how this pass divides the data (fixed batches), the slots that the records
+            drew (random allocation), or the run (fixed order).  Steps with the same text must have disjoint batches,
+            except with a fixed order.  Together they cost as much as the costliest of them or, with random allocation,
+            as one round.  If the batch rule has passes or rounds, a step with None costs as much as a Gaussian release
+            of all records.
         """
         numbers = noise_multiplier, sampling_probability
         self._append([self.step_entry(step, key_fingerprint, batch_fingerprint, *numbers, partition)])

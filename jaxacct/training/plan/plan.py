@@ -123,9 +123,9 @@ class Plan(PlanRequest):
     noise : the strategy of correlated noise, such as ``strategies.Banded(32)``, for "cyclic_poisson" or "fixed_order".
         By default all noise is independent.  Step i adds row i of C^-1 Z, where C is the strategy's matrix and Z is
         independent noise.  The standard deviation of Z is noise_multiplier times the clip norm times the sensitivity of
-        C: with "cyclic_poisson" the largest norm of a column of C, with "fixed_order" the sensitivity for a record
-        whose steps are at least ceil(dataset_size / expected_batch_size) apart.  The noise multiplier must not fall
-        during the run.
+        C.  With "cyclic_poisson" that sensitivity is the largest norm of a column of C.  With "fixed_order" it is taken
+        for a record whose steps are at least ceil(dataset_size / expected_batch_size) apart.  The noise multiplier must
+        not fall during the run.
     groups : the number of groups of cyclic Poisson sampling, at least the strategy's number of bands, which is the
         default.  The rate is groups * expected_batch_size / dataset_size.
     unit : "record" or "user".  A step draws units, dataset_size counts units, and neighbouring data sets differ in one
@@ -433,7 +433,7 @@ class Plan(PlanRequest):
         )
 
     def epsilon_after(self, step: int) -> Bounds:
-        """Return epsilon at target_delta of a run's first `step` steps; with a filter always that of the whole plan."""
+        """Return epsilon at target_delta of a run's first `step` steps, or of the whole plan if it has a filter."""
         self._require(step, self.steps)
         if self.filter or (step == self.steps and self.repetitions is None):
             return self.epsilon
