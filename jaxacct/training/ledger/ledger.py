@@ -293,10 +293,10 @@ class Ledger(Contents):
             have results that are equal to the last bit.
         noise_multiplier, sampling_probability : those of this step.
         partition : a text that identifies how this pass divides the data (fixed batches), the slots that the records
-            drew (random allocation), or the run (fixed order).  Steps with the same text must have disjoint batches,
-            except with a fixed order.  Together they cost as much as the costliest of them or, with random allocation,
-            as one round.  If the batch rule has passes or rounds, a step with None costs as much as a Gaussian release
-            of all records.
+            drew (random allocation), the pass through the groups (cyclic Poisson sampling), or the run (fixed order).
+            Steps with the same text must have disjoint batches, except with a fixed order.  Together they cost as much
+            as the costliest of them or, with random allocation, as one round.  If the batch rule has passes or rounds,
+            a step with None costs as much as a Gaussian release of all records.
         """
         numbers = noise_multiplier, sampling_probability
         self._append([self.step_entry(step, key_fingerprint, batch_fingerprint, *numbers, partition)])

@@ -39,7 +39,7 @@ class State:
     ----------
     params, opt_state : the whole model, and the optimizer's state; the trained part and its state may be published.
     clip_norm, step : the present clip norm, and the number of steps taken.
-    not_finite : number of gradients with a NaN or an infinity, which count as zero.  No noise protects this number.
+    not_finite : number of gradients that counted as zero (`Clipped.not_finite`).  No noise protects this number.
     lineage : the origin of the randomness, with the secret key of the run.
     past, scores : the noise that later steps share, and the exact scores of an early stop; both are secret.
     history : the spending so far, or a mark of the ledger that holds it.

@@ -25,7 +25,7 @@ POISSON, TRUNCATED, ALLOCATION = "poisson", "truncated_poisson", "random_allocat
 WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER = "without_replacement", "fixed_batches", "cyclic_poisson", "fixed_order"
 SAMPLING = (POISSON, TRUNCATED, ALLOCATION, WITHOUT_REPLACEMENT, FIXED, CYCLIC, ORDER)  # the batch rules
 BY_PASS = (ALLOCATION, FIXED, CYCLIC, ORDER)
-"""Batch rules with one release per pass or round (ORDER: per run).  Each pass or round uses a record at most once."""
+"""Batch rules with one release per pass or round, which uses a record at most once.  ORDER: one release per run."""
 WITH_PASS_KEYS = (ALLOCATION, FIXED)
 """Batch rules that draw the batch of each record anew for every pass.  The groups of CYCLIC are drawn once in a run."""
 WITH_NOISE = (CYCLIC, ORDER)  # rules that allow correlated noise, since two steps of a record are far apart
