@@ -106,7 +106,7 @@ def test_messages_between_processes(monkeypatch):
         with pytest.raises(Exception, match=told[1:].decode()) as caught:
             second.decide(lambda: b"is not asked")
         assert type(caught.value).__name__ == kind
-    assert "plan of process 1 is another than that of process 0" in refusal(second.agree, "plan", b"mine")
+    assert "plan of process 1 differs from that of process 0" in refusal(second.agree, "plan", b"mine")
     monkeypatch.setattr(Processes, "gather", lambda self, own: [b"\1\0", own])
     assert second.any(False, False) == (True, False)
 

@@ -99,7 +99,7 @@ def test_an_adaptive_search_is_refused_by_a_plan_for_i_i_d_candidates_before_any
     words = refusal(run, search, plan, ledger=tmp_path / "ledger.jsonl")
     assert "make the plan with candidates='adaptive'" in words and not called
     assert not (tmp_path / "ledger.jsonl").exists()
-    assert "'iid' is not so of an Adaptive search" in refusal(run, search, candidates="iid")
+    assert "'iid' does not hold for an Adaptive search" in refusal(run, search, candidates="iid")
     assert "pays for a public one" in refusal(run, search, pad=3)
     assert "must be a function" in refusal(tuning.Adaptive, 3)
     assert "must give a mapping" in refusal(run, tuning.Adaptive(lambda history, key: 3))

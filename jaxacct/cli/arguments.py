@@ -15,13 +15,13 @@ CONFIGURATION = {
     "noise_multiplier": "noise standard deviation relative to the clip norm",
     "sampling_probability": "probability of each record to be in a batch (cyclic_poisson: each record of one group)",
     "steps": "number of steps",
-    "dataset_size": "with --batch-size, instead of --sampling-probability",
+    "dataset_size": "number of records; with --batch-size it replaces --sampling-probability",
     "batch_size": "expected batch size; sampling probability = batch size / data-set size",
-    "slots": "of random_allocation and shuffled, instead of either: batches of a round or an epoch",
-    "epochs": "instead of --steps: steps = ceil(epochs / sampling probability)",
-    "cap": "of truncated_poisson: the most records of a batch",
-    "bands": "of cyclic_poisson: the number of steps that share noise",
-    "groups": "of cyclic_poisson: the number of groups that take turns (default: the bands)",
+    "slots": "batches of a round (random_allocation) or an epoch (shuffled), in place of --sampling-probability",
+    "epochs": "passes over the data, in place of --steps: steps = ceil(epochs / sampling probability)",
+    "cap": "largest number of records of a batch (truncated_poisson)",
+    "bands": "number of steps that share noise (cyclic_poisson)",
+    "groups": "number of groups that take turns (cyclic_poisson; default: the bands)",
     "group": "records of one person, protected together (default 1)",
 }
 """Options that describe the DP-SGD run, each with its help. Their names are the names in `dp_sgd_run.NUMBERS`."""
@@ -31,12 +31,12 @@ QUESTION = {
     "calibrate": {
         "target_epsilon": "epsilon to be met",
         "target_delta": "delta to be met",
-        "advantage": "or: the largest TPR - FPR of a membership test",
-        "tpr": "or: the largest true-positive rate, with --at-fpr",
-        "bayes_success": "or: the largest probability of telling membership rightly, with --prior",
-        "posterior": "or: the largest probability of membership after a positive test, with --prior and --at-fpr",
-        "reconstruction": "or: the largest success of a reconstruction, with --baseline",
-        "mu": "or: mu of Gaussian DP, wherever both error rates are at least --above-fpr",
+        "advantage": "or this target: the largest TPR - FPR of a membership test",
+        "tpr": "or this target: the largest true-positive rate, with --at-fpr",
+        "bayes_success": "or this target: the largest probability of telling membership rightly, with --prior",
+        "posterior": "or this target: the largest posterior after a positive test, with --prior and --at-fpr",
+        "reconstruction": "or this target: the largest success of a reconstruction, with --baseline",
+        "mu": "or this target: mu of Gaussian DP, wherever both error rates are at least --above-fpr",
         "at_fpr": "false-positive rate of --tpr or --posterior",
         "prior": "prior probability of membership, of --bayes-success or --posterior",
         "baseline": "success of a reconstruction without output",
@@ -51,12 +51,12 @@ QUESTION = {
     },
     "select": {
         "delta": "delta of the guarantee",
-        "gamma": "of geometric, logarithmic and truncated_negative_binomial",
-        "eta": "of truncated_negative_binomial",
-        "mean": "of poisson",
-        "trials": "of binomial",
-        "probability_of_run": "of binomial: that a trial runs",
-        "count": "of point_mass: how many runs",
+        "gamma": "gamma of geometric, logarithmic and truncated_negative_binomial; less means more runs",
+        "eta": "shape of truncated_negative_binomial (1 is geometric, 0 logarithmic)",
+        "mean": "mean number of runs of poisson",
+        "trials": "largest number of runs of binomial",
+        "probability_of_run": "probability of binomial that a trial is run",
+        "count": "number of runs of point_mass",
     },
     "ledger": {"delta": "delta of the guarantee (default: that of the last plan)"},
     "report": {
@@ -182,7 +182,7 @@ COMMANDS = {
             *_numbers(QUESTION["advise"]),
             *_numbers({"dataset_size": "number of records", "batch_size": "expected number of records of a step"}),
             *_numbers({"epochs": "passes over the data", "steps": "instead of --epochs"}),
-            _option("bands", "numbers of bands (default: 2 4 8 16 32 that fit, and a pass of up to 64)", nargs="+"),
+            _option("bands", "numbers of bands (default: 2 4 8 16 32, and a pass of at most 64 steps)", nargs="+"),
             _ACCURACY[0],
             _option("out", "also write the table, .csv, or a picture, .png, .svg or .pdf (needs matplotlib)", "FILE"),
         ),
@@ -195,8 +195,8 @@ COMMANDS = {
     ),
     "select": Command(
         "Epsilon of private selection at a given delta: DP-SGD is run K times, K random and secret, and the best "
-        "candidate is released. The worst case over all scores, or a published bound; beside it what a single run "
-        "costs.",
+        "candidate is released. It is the worst case over all scores, or a published bound. The cost of a single run "
+        "stands beside it.",
         "jaxacct select --noise-multiplier 1 --sampling-probability 0.01 --steps 10000 --delta 1e-5 "
         "--repetitions geometric --gamma 0.1",
         (
@@ -227,21 +227,21 @@ COMMANDS = {
     "sweep": Command(
         "Solve every configuration of a grid: TOML blocks of lists and ranges, or a CSV with one "
         "configuration per row. What a configuration leaves out is solved for. Solved rows are kept in RESULT.journal "
-        "until the result is complete, also where Ctrl-C or SIGTERM ends it. Exit status 1 where a row has failed.",
+        "until the result is complete, and outlive Ctrl-C and SIGTERM. Exit status 1 if a row has failed.",
         "jaxacct sweep examples/dpsgd_grid.toml --out result.csv",
         (
             _word("grid", "the grid, .toml or .csv"),
             _option("out", _RESULT, "RESULT"),
             _switch("dry_run", "show the plan and an estimate of the time, from a sample, and solve nothing else"),
-            _switch("resume", "go on from the journal of an interrupted run, where there is one, in its blocks"),
+            _switch("resume", "go on from the journal of an interrupted run, if there is one, with its blocks"),
             _switch("overwrite", "discard such a journal, and replace a RESULT that is there already"),
             _switch("distributed", "one of several processes under jax.distributed, each of which solves a slice"),
             _option("shard", "solve slice I of N into RESULT.I-of-N.part, for jaxacct merge", "I/N"),
-            _option("block", "rows solved between two writes (default: by the size of the grid, 512 to 4096)", "ROWS"),
+            _option("block", "rows solved between two writes (default: 512 to 4096, more for a larger grid)", "ROWS"),
             _option("coordinator", "with --distributed: address of process 0 (default: the cluster's)", "HOST:PORT"),
             _option("process_id", "with --distributed: number of this process, from 0 (default: the cluster's)", "I"),
             _option("process_count", "with --distributed: number of processes (default: the cluster's)", "N"),
-            _switch("progress", "also in a pipe", default=None),
+            _switch("progress", "show progress in a pipe too", default=None),
             ("--no-progress", {"dest": "progress", "action": "store_false", "help": "show no progress"}),
             *_ACCURACY,
         ),
@@ -266,7 +266,7 @@ COMMANDS = {
             _option("kind", "curve, heatmap, profile or tradeoff", "K"),
             _option("x", "input along the horizontal axis", "FIELD"),
             _option("by", "input with one curve per value; in a heat map the vertical axis", "FIELD"),
-            _option("value", "what is drawn (default: what was solved for)", "COLUMN"),
+            _option("value", "column that is drawn (default: what was solved for)", "COLUMN"),
             _option("where", "only the rows with these values", "FIELD=VALUE,..."),
             _option(
                 "rows",
@@ -278,7 +278,7 @@ COMMANDS = {
     ),
     "ledger": Command(
         "What a training run has spent, from its ledger: who ran it, its steps with their noise and rates, "
-        "replays that count twice, and the certified epsilon of each run and of all.",
+        "steps that were run again and count twice, and the certified epsilon of each run and of all.",
         "jaxacct ledger show run.jsonl --delta 1e-6",
         (_word("action", "show"), _word("ledger", "the ledger of a training run"), *_numbers(QUESTION["ledger"])),
     ),
@@ -290,7 +290,7 @@ COMMANDS = {
         (
             _word("file", "a ledger, the result of a sweep, or a plan as JSON"),
             _option("out", "the page, .html or .md", "PAGE"),
-            _option("rows", "of a result: rows to be told in detail, from 0 (default: the first 3)", "I,J,..."),
+            _option("rows", "rows of a result that are shown in detail, from 0 (default: the first 3)", "I,J,..."),
             *_numbers(QUESTION["report"]),
             _option("relation", f"of a mechanism: {RELATIONS}", "R"),
             _option("model", "what the page is about, shown at its top", "TEXT"),

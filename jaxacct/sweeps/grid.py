@@ -231,7 +231,7 @@ def _quantity(axes: Mapping[str, Any], stated: str | None) -> str:
     if not missing:
         raise InputError(f"nothing is left to solve for; leave out one of {', '.join(QUANTITIES)}")
     if len(missing) > 1:
-        raise InputError(f"{_and(missing)} missing; leave out only the one to be solved for")
+        raise InputError(f"{_and(missing)} missing; leave out only the number that is solved for")
     return missing[0]
 
 

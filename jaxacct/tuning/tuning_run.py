@@ -430,7 +430,7 @@ def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
     known = draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(
-            "candidates = 'iid' is not so of an Adaptive search; leave it out, or use candidates='adaptive'"
+            "candidates = 'iid' does not hold for an Adaptive search; leave it out, or use candidates='adaptive'"
         )
     usual = "iid" if known else "adaptive"
     kind = usual if declared is None else choice("candidates", declared, CANDIDATES)

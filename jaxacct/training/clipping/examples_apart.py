@@ -316,7 +316,7 @@ def refuse_closed_over(name: str, closed: ClosedJaxpr, private: Any, more: Any =
     else:
         return
     raise InputError(
-        f"{name} closes over {what}, so every example sees others, but must see its own alone; take what it needs "
+        f"{name} closes over {what}, so an example may see others; take what it needs "
         "from its example and the parameters, or from public data"
     )
 

@@ -754,7 +754,7 @@ def _strategy_of_run(strategy: Strategy, groups: int | None, segments: Sequence[
         if known.overlap > 1 and not Turn(after.start, groups or 0, after.noise_multiplier).follows(last):
             raise InputError(
                 f"noise_multiplier falls from {last.noise_multiplier:g} to {after.noise_multiplier:g} during the run; "
-                "with correlated noise earlier steps would cost more afterwards: let it stay or rise"
+                "with correlated noise this raises the cost of earlier steps; let it stay or rise"
             )
         require_kept("expected_batch_size", before[3:] == after[3:])
     return known

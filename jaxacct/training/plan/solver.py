@@ -481,7 +481,7 @@ def _calibrated_noise(request: PlanRequest, segment: Segment) -> tuple[float, Bo
             return sigma, None
         # The plan will report the epsilon `spent`, which exceeds the target.  Aim lower in proportion and a bit more.
         aim *= target / spent * (1.0 - 0.2 * rtol)
-    raise InputError(f"target_epsilon = {target!r} was met by no more than rounding; raise it a little")
+    raise InputError(f"target_epsilon = {target!r} cannot be met, since rounding alone exceeds it; raise it a little")
 
 
 def _most_steps(request: PlanRequest, rate: float, n: float) -> int:

@@ -317,7 +317,7 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
         )
     if not plan.holds(spent):
         limit = f"target_epsilon = {plan.target_epsilon!r}" if plan.target_epsilon is not None else "filter"
-        raise InputError(f"spending under another plan exceeds the plan's {limit}; make one whose target leaves room")
+        raise InputError(f"spending under another plan exceeds the plan's {limit}; make one with a larger target")
 
 
 def last_step_in_budget(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:

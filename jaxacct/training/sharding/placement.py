@@ -95,7 +95,7 @@ class Processes:
         everyone = self.gather(own)
         others = [number for number, given in enumerate(everyone) if given != everyone[0]]
         if others:
-            raise InputError(f"{name} of process {others[0]} is another than that of process 0; give all the same")
+            raise InputError(f"{name} of process {others[0]} differs from that of process 0; give the same")
 
     def any(self, *own: bool) -> tuple[bool, ...]:
         """Return, for each position in `own`, whether any process gives True at this position."""
