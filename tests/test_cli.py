@@ -10,6 +10,7 @@ import runpy
 import sys
 from decimal import Decimal
 
+import numpy as np
 import pytest
 
 from jaxacct import cli
@@ -282,6 +283,13 @@ def test_every_command_has_help_and_an_example_that_parses(capsys, command):
     out = capsys.readouterr().out
     assert left.value.code == 0 and COMMANDS[command].description.split()[0] in out
     assert parse(COMMANDS[command].example.split()[1:]).command == command
+
+
+def test_every_number_of_a_json_object_is_json_at_any_depth():
+    rows = [{"steps": 3.0, "at": math.nan}, {"upper": -math.inf, "lower": np.float64(0.5)}]
+    answer = json.loads(output.dumps({"upper": math.inf, "fixed": {"cap": np.nan, "prior": 1.0}, "rows": tuple(rows)}))
+    assert answer["upper"] == "inf" and answer["fixed"] == {"cap": None, "prior": 1.0}
+    assert answer["rows"] == [{"steps": 3, "at": None}, {"upper": "-inf", "lower": 0.5}]
 
 
 def test_numbers_stay_exact():

@@ -781,6 +781,14 @@ def test_the_command(tmp_path, capsys):
     assert "jaxacct report run.jsonl --out report.html" in capsys.readouterr().out
 
 
+def test_the_command_with_a_target_that_is_a_risk_has_no_delta_in_its_json(tmp_path, capsys):
+    out = tmp_path / "result.csv"
+    sweep({"target_advantage": [0.1, 0.2], "sampling_probability": 1, "steps": 4}, out=out)
+    assert cli.main(["report", str(out), "--out", str(tmp_path / "page.md"), "--json"]) == 1
+    claims = json.loads(capsys.readouterr().out)["claims"]
+    assert [claim["at"] for claim in claims] == [None, None]
+
+
 def test_a_claim_in_one_direction_names_the_direction_that_holds():
     """The epsilon of a claim holds for every set of outputs in the named direction. That of add fails for remove."""
     with_record, without = np.array([0.7, 0.2, 0.1, 0.0]), np.array([0.2, 0.4, 0.2, 0.2])

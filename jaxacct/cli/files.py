@@ -101,9 +101,8 @@ def report(options: argparse.Namespace) -> int:
     for claim in made.claims:
         may, upper = claim.may_be_claimed, claim.upper
         words = f"{claim.quantity} <= {output.up(upper, 6)}" if may else "not to be claimed"
-        one = {"of": claim.title, "may_be_claimed": may, "claim": words, "upper": output.plain("upper", upper)}
-        rest = {"relation": claim.relation, "kind": claim.kind, "status": claim.status}
-        claims.append(one | {"at": claim.given} | rest)
+        one = {"of": claim.title, "may_be_claimed": may, "claim": words, "upper": upper, "at": claim.given}
+        claims.append(one | {"relation": claim.relation, "kind": claim.kind, "status": claim.status})
         asked = "epsilon" if claim.quantity == "delta" else "delta"
         at = f"at {asked} = {claim.given!r} ({claim.kind}{unusual(claim.relation)})"
         lines[claim.title] = f"{words} {at}" if may else f"{words} ({claim.status or 'no bracket'})"
@@ -154,8 +153,8 @@ def _run(ledger: Ledger, name: str, delta: float) -> dict[str, Any]:
         "outputs_seen_from": None if spent.looks is None or not noted else spent.looks.step,
         "outputs_noted": noted,
         "promised": rows(ahead),
-        "upper_if_seen": output.plain("upper", whole),  # upper end of epsilon if outputs led to the run's early end
-        "upper_of_tuning": None if tuning is None else output.plain("upper", float(tuning.epsilon.upper)),
+        "upper_if_seen": whole,  # upper end of epsilon if outputs led to the run's early end
+        "upper_of_tuning": None if tuning is None else float(tuning.epsilon.upper),
         "delta_of_tuning": None if tuning is None else tuning.target_delta,
         "releases": rows(taken),
         "others": [{"mechanism": repr(entry.mechanism)[:200], "note": entry.note} for entry in spent.noted],

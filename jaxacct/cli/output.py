@@ -27,13 +27,13 @@ from jaxacct.sweeps.table import WHOLE
 def as_json(table: Table, batch: bool, more: dict[str, list[Any]] | None = None) -> str:
     """Write the columns of `table` and `more` as one JSON object: lists for a batch, single values otherwise."""
     constant = ("quantity", "relation")
-    rows = {name: [plain(name, x) for x in column.tolist()] for name, column in table.columns.items()} | (more or {})
+    rows = {name: column.tolist() for name, column in table.columns.items()} | (more or {})
     return dumps({name: row if batch and name not in constant else row[0] for name, row in rows.items()})
 
 
 def dumps(thing: dict[str, Any]) -> str:
-    """Write strict JSON, indented."""
-    return json.dumps(thing, indent=2, allow_nan=False)
+    """Write strict JSON, indented. `plain` says what stands for the numbers that JSON lacks."""
+    return json.dumps(plain("", thing), indent=2, allow_nan=False)
 
 
 def report(content: dict[str, Any], as_text: Callable[[dict[str, Any]], str], options: argparse.Namespace) -> int:
@@ -80,7 +80,7 @@ def summary(table: Table, out: str, seconds: float) -> dict[str, Any]:
         for word in ("quantity", "relation", "kind", "status", "engine")
     }
     known = {end: table[end][~np.isnan(table[end])] for end in ANSWER}
-    ranges = {end: {of.__name__: plain(end, of(x, default=None)) for of in (min, max)} for end, x in known.items()}
+    ranges = {end: {of.__name__: of(x, default=None) for of in (min, max)} for end, x in known.items()}
     rate = len(table) / max(seconds, 1e-9)
     return {"rows": len(table), "out": out, **counts, **ranges, "seconds": seconds, "rows_per_second": rate}
 
@@ -187,6 +187,11 @@ def _short(name: str, value: Any) -> str:
 
 
 def plain(name: str, value: Any) -> Any:
+    """Return what stands for a value in JSON, at any depth: NaN is None, an infinity is text, a whole count an int."""
+    if isinstance(value, dict):
+        return {key: plain(key, cell) for key, cell in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(name, cell) for cell in value]
     if not isinstance(value, float):
         return value
     if math.isnan(value):
