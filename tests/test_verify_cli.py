@@ -60,6 +60,32 @@ def test_a_calibrated_row_that_misses_its_target_is_refuted(target, verdict, tmp
     assert report(path).may_all_be_claimed is (verdict == "verified")
 
 
+@pytest.mark.parametrize(
+    ("without", "put", "words"),
+    [
+        ("", {"quantity": "delta"}, "row 0: epsilon is missing"),
+        ("", {"quantity": "noise_multiplier"}, "row 0: target_delta is missing"),
+        ("delta", {}, "row 0: delta is missing"),
+        ("", {"delta": ""}, "row 0: delta is missing"),
+        ("", {"quantity": "privacy"}, "quantity = 'privacy' is not known"),
+        ("steps", {"quantity": "steps"}, "it has no column 'steps'"),
+        ("kind", {}, "it has no column 'kind'"),
+        ("noise_multiplier", {}, "undecided: its parameters describe no run: noise_multiplier"),
+        ("", {"group": "inf"}, "undecided: its parameters describe no run: group = inf"),
+    ],
+)
+def test_a_row_without_what_its_bracket_needs_gets_one_line(without, put, words, tmp_path, capsys):
+    row = dict(zip(HEAD.strip().split(","), TRUE.strip().split(","), strict=True)) | put
+    row.pop(without, None)
+    path = tmp_path / "result.csv"
+    path.write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+    status = main(["verify", str(path)])
+    told = capsys.readouterr()
+    assert status == (4 if "undecided" in words else 2)
+    assert words in (told.out if status == 4 else told.err) and told.err.count("\n") == (status == 2)
+    assert main(["report", str(path), "--out", str(tmp_path / "page.md")]) in (1, 2)
+
+
 def test_a_ledger_is_verified(tmp_path, capsys):
     from jaxacct.training import Ledger, Plan
 

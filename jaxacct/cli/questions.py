@@ -27,6 +27,7 @@ from jaxacct.sweeps import Table, read_table, sweep
 from jaxacct.sweeps.grid import ANSWER, LAWS, WORDS, Grid, expand
 from jaxacct.sweeps.solve import (
     alike,
+    asked_of,
     columns_of,
     expected_repetitions,
     law_of_k,
@@ -252,6 +253,9 @@ def verdict(row: dict[str, Any]) -> str:
 def _checked(table: Table, seconds: float, mechanism: Run | None = None) -> list[dict[str, Any]]:
     """Return the second program's result for every row of a table, also for rows without an answer."""
     rows = [{name: column[i] for name, column in table.columns.items()} for i in range(len(table))]
+    for number, row in enumerate(rows):
+        if math.isnan(asked_of(row)[1]) and target_of(row) is None:
+            raise InputError(f"row {number}: {asked_of(row)[0]} is missing, at which its bracket holds; give it")
     return [_row_checked(row, seconds, mechanism(i) if mechanism else None) for i, row in enumerate(rows)]
 
 
@@ -269,10 +273,8 @@ def _row_checked(row: dict[str, Any], seconds: float, mechanism: Mechanism | Non
         mechanism = run_of_row(row) if mechanism is None else mechanism
     except InputError as error:
         return _said("undecided", f"its parameters describe no run: {error}")
-    if str(row["quantity"]) == "delta":
-        asked = {"epsilon": float(row["epsilon"])}
-    else:
-        asked = {"delta": float(row["delta" if str(row["quantity"]) == "epsilon" else "target_delta"])}
+    name, at = asked_of(row)
+    asked = {name.removeprefix("target_"): at}
     return _verified(mechanism, lower, upper, asked, str(row["relation"]), seconds)
 
 

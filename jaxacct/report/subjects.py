@@ -31,7 +31,7 @@ from jaxacct.selection import select
 from jaxacct.selection.any_selection import AnySelection
 from jaxacct.sweeps import Table, read_table
 from jaxacct.sweeps.grid import INPUTS, LAWS, is_frame
-from jaxacct.sweeps.solve import law_of_k, missed_target, run_of_row
+from jaxacct.sweeps.solve import asked_of, law_of_k, missed_target, run_of_row
 from jaxacct.sweeps.table import ENDINGS, WHOLE
 from jaxacct.training import Ledger, Plan
 from jaxacct.training.plan.plan import load
@@ -502,9 +502,8 @@ def _chosen(size: int, rows: Sequence[int] | None) -> tuple[list[int], list[int]
 def _claim(table: Table, row: int) -> Claim:
     """Return the claim of a row, whose answer is computed again and compared with the answer in the file."""
     cells = {name: column[row] for name, column in table.columns.items()}
-    quantity = "delta" if str(cells["quantity"]) == "delta" else "epsilon"
-    asked = "epsilon" if quantity == "delta" else "delta" if str(cells["quantity"]) == "epsilon" else "target_delta"
-    given = float(cells.get(asked, math.nan))
+    asked, given = asked_of(cells)
+    quantity = "delta" if asked == "epsilon" else "epsilon"
     relation, label = str(cells["relation"]), f"Row {row}"
     if cells.get("name"):
         label += f" of “{safe(str(cells['name']))}”"

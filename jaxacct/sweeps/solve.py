@@ -13,7 +13,7 @@ from jaxacct.accounting import account
 from jaxacct.calibration import noise_rate_steps
 from jaxacct.calibration.dp_sgd_search import LEAST_RTOL, RISK_RULES, TARGETS
 from jaxacct.core.bounds import Bounds
-from jaxacct.core.validation import InputError, options
+from jaxacct.core.validation import InputError, check_one, options
 from jaxacct.engines.backend import suiting
 from jaxacct.mechanisms import Mechanism, dp_sgd
 from jaxacct.mechanisms.dp_sgd_run import (
@@ -183,30 +183,34 @@ def _numbers(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> dict[str, An
 
 def run_of(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
     """Return the DP-SGD runs of some rows as one mechanism. The rows share a batch rule and a group size."""
-    return dp_sgd(**_numbers(inputs, rule), **rule)
+    return dp_sgd(**{"noise_multiplier": math.nan} | _numbers(inputs, rule), **rule)
 
 
 def run_of_row(row: Mapping[str, Any]) -> Mechanism:
     """Return the run that a row of a result (numbers or text) describes. Refuse numbers that contradict each other."""
-    _refuse_other_batches(row)
     word = str(row.get("sampling", "") or "poisson")
     rule_name(word, "sampling")
-    cells = {name: float(row[name]) for name in NUMBERS if name in row}
-    group = cells.get("group", math.nan)
-    given = {name: cell for name, cell in cells.items() if not math.isnan(cell)}
-    return run_of(given, {"sampling": word, "group": 1 if math.isnan(group) else int(group)})
+    stated = {name: float(row[name]) for name in NUMBERS if not math.isnan(float(row.get(name, math.nan)))}
+    group = int(check_one("group", stated.get("group", 1), NUMBERS["group"], "a row is one run"))
+    _refuse_other_batches(stated, word, group)
+    return run_of(stated, {"sampling": word, "group": group})
 
 
-def _refuse_other_batches(cells: Mapping[str, Any]) -> None:
+def _refuse_other_batches(stated: Mapping[str, float], sampling: str, group: int) -> None:
     """Refuse a row if its batch size, slots or epochs give another sampling rate or more steps than the row states."""
-    stated = {name: float(cells[name]) for name in NUMBERS if not math.isnan(float(cells.get(name, math.nan)))}
     sources = {name: other for name, *others in (RATES, LENGTHS) for other in others if {name, other} <= stated.keys()}
     given = {name: number for name, number in stated.items() if name not in sources}
-    exact = described(given, str(cells.get("sampling", "")) or "poisson", int(stated.get("group", 1)))
+    exact = described(given, sampling, group)
     for name, source in sources.items():
         most = math.inf if name == "steps" else exact[name] * (1.0 + 1e-12)
         if not exact[name] * (1.0 - 1e-12) <= stated[name] <= most:
             raise InputError(f"{name} = {stated[name]!r} is not {exact[name]!r}, which follows from {source}")
+
+
+def asked_of(row: Mapping[str, Any]) -> tuple[str, float]:
+    """Return the column with the delta or epsilon at which a row's bracket holds, and that number; NaN if absent."""
+    name = {"epsilon": "delta", "delta": "epsilon"}.get(str(row["quantity"]), "target_delta")
+    return name, float(row.get(name, math.nan))
 
 
 def target_of(row: Mapping[str, Any]) -> str | None:

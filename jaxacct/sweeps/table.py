@@ -18,7 +18,7 @@ from jaxacct.core import markup
 from jaxacct.core.files import optional_package, reading, replacing, write_csv
 from jaxacct.core.text import outward
 from jaxacct.core.types import Foreign, Index
-from jaxacct.core.validation import LARGEST_COUNT, InputError, shown
+from jaxacct.core.validation import LARGEST_COUNT, InputError, choice, shown
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.sweeps.grid import ANSWER, COUNTS, INPUTS, QUANTITIES, WORDS, Grid, is_frame
 
@@ -179,7 +179,9 @@ def read_table(path: str | os.PathLike[str] | Foreign) -> Table:
     True
     """
     columns = _read_frame(path) if is_frame(path) else _read_columns(Path(path))
-    missing = [name for name in ("quantity", "relation", *ANSWER) if name not in columns]
+    quantities = dict.fromkeys(columns.get("quantity", ()))
+    solved = [choice("quantity", word, QUANTITIES) for word in quantities if word not in ("epsilon", "delta")]
+    missing = [name for name in ("quantity", "relation", *ANSWER, "kind", "status", *solved) if name not in columns]
     if missing:
         what = "frame" if is_frame(path) else path
         raise InputError(f"{what}: is no result of a sweep: it has no column {missing[0]!r}")
