@@ -30,6 +30,8 @@ from jaxacct.report.wording import in_words
 from jaxacct.selection.any_selection import AnySelection
 from jaxacct.strategies import Banded, CyclicPoisson, FixedEpochs, MinSeparation, SingleParticipation
 from jaxacct.sweeps import Table, sweep
+from jaxacct.sweeps.grid import INPUTS
+from jaxacct.sweeps.table import TEXT
 from jaxacct.training import EarlyStop, Ledger, Plan
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&`|**_[x](javascript:1)\u202e\x1b\n# no"
@@ -292,6 +294,19 @@ def test_many_rows_are_cut_at_a_stated_limit():
     assert len(made.claims) == 3 and "50 of 80 rows; the limit is 50, choose others with --rows" in text
 
 
+@pytest.mark.parametrize("name", ["name", *INPUTS, "relation"])
+def test_the_overview_shows_every_input(name):
+    """A column that is shown nowhere would make rows look alike whose claims differ."""
+    result = sweep(RUN | {"noise_multiplier": 2.0, "steps": [2, 3, 4, 5, 6]}, progress=False)
+    words = name in TEXT
+    cells = np.array(["", "a", "b", "c", "d"], object) if words else np.array([np.nan, 0.125, 0.25, 0.75, 2.5])
+    made = report(Table(result.columns | {name: cells}))
+    (overview,) = [block for block in made.blocks if isinstance(block, Rows)]
+    column = [row[overview.header.index(name.replace("_", " "))] for row in overview.rows]
+    assert column == ["none", *(map(str, cells[1:]))]
+    assert "bands" not in overview.header or name == "bands"  # no row has it
+
+
 def test_fixed_batches_and_those_without_replacement_say_what_they_assume():
     some = {"target_delta": 1e-5, "dataset_size": 50, "expected_batch_size": 50, "noise_multiplier": 5.0, "steps": 4}
     text = parsed(report(Plan(**some, sampling="fixed_batches"))).text
@@ -350,6 +365,7 @@ def test_caps_and_users_are_on_the_page():
     some = {"target_delta": 1e-5, "dataset_size": 50, "sampling_probability": 0.1, "noise_multiplier": 5.0, "steps": 4}
     text = parsed(report(Plan(**some, sampling="truncated_poisson", cap=20, unit="user"))).text
     assert "a uniformly random subset of that size is kept" in text and "Largest batch" in text
+    assert "at most 20 of 50 users" in text
     assert "The user of each example was stated correctly" in text and "The number of users, 50, is public" in text
 
 

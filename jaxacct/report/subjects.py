@@ -23,7 +23,6 @@ from jaxacct.interop.documents import FORMAT, from_json, to_json
 from jaxacct.mechanisms import Mechanism, PrivacyProfile, batch_shape
 from jaxacct.mechanisms.base import call
 from jaxacct.mechanisms.combinators import Composed
-from jaxacct.mechanisms.dp_sgd_run import OF_RULES
 from jaxacct.report import wording
 from jaxacct.report.claim import Claim, down, safe, up
 from jaxacct.report.page import Rows
@@ -56,9 +55,6 @@ _OF_RATES = "each {unit} has a public sampling rate that was chosen without the 
 _MOST_RELEASES = 500
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
 """Largest numbers of rows of a sweep: listed by default, shown in detail by default, and named by `rows`."""
-_OF_EVERY_RUN = ("name", "sampling", "noise_multiplier", "sampling_probability", "steps")
-_SHOWN = (*_OF_EVERY_RUN, *OF_RULES[1:], "group", "repetitions")
-"""Columns of a sweep's result that the table of its rows shows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,7 +264,8 @@ def _numbers_of_plan(plan: Plan) -> list[tuple[str, str]]:
 def _release(plan: Plan, what: str, release: Any, count: int) -> list[str]:
     """Return one row of a table: the kind of release, its noise multiplier, its sampling probability, and `count`."""
     numbers = repr(release.noise_multiplier), repr(release.sampling_probability), f"{count:,}"
-    return [wording.about(plan.unit, f"{what}{SAMPLING[release.sampling]}"), *numbers]
+    cap = f": at most {release.cap:,} of {release.dataset_size:,} records" if release.cap else ""
+    return [wording.about(plan.unit, f"{what}{SAMPLING[release.sampling]}{cap}"), *numbers]
 
 
 def _assumed_of_plan(plan: Plan) -> list[str]:
@@ -565,19 +562,19 @@ def _compared(claim: Claim, mechanism: Mechanism) -> Claim:
 
 
 def _overview(table: Table, listed: list[int], claims: list[Claim], stop: frozenset[int], asked: bool) -> Rows:
-    columns = [name for name in _SHOWN if name in table.columns]
+    """Return a table of rows with every input that a row has, and what may be claimed of each row."""
+    columns = [name for name in ("name", *INPUTS, "relation") if name in table.columns]
+    told = {name: [_cell(name, table[name][row]) for row in listed] for name in columns}
+    told = {name: column for name, column in told.items() if set(column) != {"none"}}
     rows = []
-    for row, claim in zip(listed, claims, strict=True):
-        cells = [str(row), *(_cell(name, table[name][row]) for name in columns)]
-        where = "epsilon" if claim.quantity == "delta" else "delta"
-        given = "none" if math.isnan(claim.given) else f"{where} = {claim.given!r}"
+    for row, claim, *cells in zip(listed, claims, *told.values(), strict=True):
         upper = f"{claim.quantity} <= {up(claim.upper, 6)}" if claim.may_be_claimed else "not to be claimed"
-        rows.append([*cells, upper, given, claim.kind or "none", claim.status or "unknown"])
+        rows.append([str(row), *cells, upper, claim.kind or "none", claim.status or "unknown"])
     caption = f"{len(listed):,} of {len(table):,} rows"
     if not asked and len(listed) < len(table):
         caption += f"; the limit is {_MOST_SHOWN}, choose others with --rows"
     caption += ". Every figure that may be claimed was derived again from the row's parameters."
-    header = ["row", *(name.replace("_", " ") for name in columns), "claim", "at", "kind", "status"]
+    header = ["row", *(name.replace("_", " ") for name in told), "claim", "kind", "status"]
     return Rows(caption, header, rows, stop)
 
 
