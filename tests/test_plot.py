@@ -10,6 +10,7 @@ from scipy import special
 from jaxacct.plots import plot, results, side_by_side, style
 from jaxacct.sweeps import Table, sweep
 from jaxacct.sweeps.grid import INPUTS, concatenate, expand
+from jaxacct.sweeps.table import TEXT
 
 pytest.importorskip("matplotlib")
 
@@ -182,6 +183,40 @@ def test_every_input_has_a_label():
     assert set(INPUTS) <= set(style.MEANING)
 
 
+@pytest.mark.parametrize("name", ["name", *INPUTS])
+def test_a_picture_says_every_input_of_its_rows(name, monkeypatch):
+    """Curves of rows that differ have labels that differ; what all rows share stands above them."""
+    monkeypatch.setattr(results, "profile", lambda run, relation: None)
+    monkeypatch.setattr(results, "run_of_row", lambda row: None)
+    one = {name: "beta" if name in TEXT else 7.0}
+    table = sweep({**FULL, "noise_multiplier": 5.0, "steps": 1})
+    shared = Table({n: np.repeat(c, 2) for n, c in (table.columns | {n: [v] for n, v in one.items()}).items()})
+    cells = np.array(["", "alpha", "beta"], object) if name in TEXT else np.array([np.nan, 2.0, 7.0])
+    apart = Table({n: np.repeat(c, 3) for n, c in table.columns.items()} | {name: cells})
+    said = style.described(one)
+    assert said in style.described(results._shared(shared)).split(", ") and said not in results._curves(shared)[0].name
+    labels = [curve.name for curve in results._curves(apart)]
+    assert said in labels[2].split(", ") and len(set(labels)) == 3 and "nan" not in "".join(labels)
+
+
+def test_curves_of_groups_are_told_apart():
+    rows = [{**FULL, "noise_multiplier": 4.0, "steps": 2, "group": group} for group in (1, 3)]
+    table = sweep(rows)
+    assert [curve.name for curve in results._curves(table)] == ["group = 1", "group = 3"]
+    by_size = [{**FULL, "noise_multiplier": 4.0, "epochs": n, "batch_size": 5, "dataset_size": 5} for n in (2, 3)]
+    by_size = sweep([{k: v for k, v in row.items() if k != "sampling_probability"} for row in by_size])
+    assert [curve.name for curve in results._curves(by_size)] == ["epochs = 2", "epochs = 3"]
+    assert "$q$" not in style.described(results._shared(by_size))
+
+
+def test_rows_without_a_column_of_steps_are_drawn(tmp_path):
+    """A rate that was solved for epochs has no steps; and a row without a rate describes no run."""
+    table = sweep({"noise_multiplier": [4.0, 5.0], "epochs": 2, "target_epsilon": 3.0, "target_delta": 1e-5})
+    assert plot(table, tmp_path / "figure.svg", kind="tradeoff")["curves"] == 2
+    without = Table({name: column for name, column in table.columns.items() if name != "epochs"})
+    assert "steps is missing" in refusal(plot, without, tmp_path / "figure.svg", kind="tradeoff")
+
+
 def test_labels_have_powers_of_ten_and_symbols():
     assert (
         style.described({"delta": 1e-6, "name": "MNIST", "steps": 4688.0})
@@ -233,5 +268,8 @@ def test_other_refusals(tmp_path, table, calibrated, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(style, "save", lambda canvas, path: None)
         assert plot(zipped, tmp_path / "figure.svg")["by"] is None
+    cost = Table(table.columns | {"cost": table["steps"]})  # a column of the user
+    assert "'cost' is no input of this result" in refusal(plot, cost, tmp_path / "figure.png", x="cost")
+    assert "value = 'cost' is not known" in refusal(plot, cost, tmp_path / "figure.png", value="cost")
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     assert "needs the package matplotlib" in refusal(plot, table, tmp_path / "figure.png")

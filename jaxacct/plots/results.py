@@ -12,16 +12,15 @@ import numpy as np
 
 from jaxacct.core.types import Foreign
 from jaxacct.core.validation import InputError, choice
-from jaxacct.mechanisms.dp_sgd_run import SOURCES
 from jaxacct.plots import style
 from jaxacct.plots.side_by_side import MOST_CURVES, Curve, draw_profiles, draw_tradeoffs
 from jaxacct.representations.mechanism_profile import profile
-from jaxacct.sweeps.grid import ANSWER, SETTLED_BY, WORDS, suggest
+from jaxacct.sweeps.grid import SETTLED_BY, suggest
 from jaxacct.sweeps.solve import run_of_row
 from jaxacct.sweeps.table import TEXT, Table, place, read_table, solved_for, varying
 
 MOST_ROWS = 6
-_PARAMETERS = ("noise_multiplier", "sampling_probability", "steps")
+_INPUTS = ("name", *style.MEANING)
 
 
 def plot(
@@ -46,7 +45,7 @@ def plot(
         where two inputs have more than eight values each.
     x, by : names of inputs, by default those with the most values. `x` is the horizontal axis. `by` is the vertical
         axis of a heat map, or has a curve for each value. Other inputs are held at the value that most rows have.
-    value : name of a column, by default of the quantity that the sweep solved for. If that is a parameter,
+    value : name of an input, by default of the quantity that the sweep solved for. If that is a parameter,
         value="epsilon" draws the epsilon that was reached.
     where : dict from column names to values; only the rows with these values are drawn.
     rows : numbers, from 0, of the rows to draw as profiles or trade-off curves, among the rows that `where` leaves. By
@@ -81,8 +80,7 @@ def plot(
                 if given is not None:
                     raise InputError(f"{name} is for curves and heat maps; choose rows with --rows or --where")
             chosen = pick(filtered(table, where or {}), None if rows is None else list(rows))
-            shared = {name: column[0] for name, column in _inputs(chosen).items() if len(set(column)) == 1}
-            words = style.described(shared), style.RELATION.get(str(chosen["relation"][0]), "")
+            words = style.described(_shared(chosen)), style.RELATION.get(str(chosen["relation"][0]), "")
             (draw_profiles if kind == "profile" else draw_tradeoffs)(axes, _curves(chosen), None, *words)
             report: dict[str, Any] = {"kind": kind, "curves": len(chosen)}
         else:
@@ -148,13 +146,8 @@ def draw_heatmap(view: View, canvas: Any, axes: Any) -> int:
 
 def _title(view: View, axes: Any) -> None:
     """Write above the picture the inputs that all its rows share, and the relation of the guarantee."""
-    hidden = (view.x, view.by, "quantity", "relation", "name", view.value)
-    table = view.table
-    names = [name for name in style.MEANING if name in table.columns and name not in hidden]
-    shared = {name: table[name][0] for name in names if (table[name] == table[name][0]).all()}
-    shared = {name: value for name, value in shared.items() if not shared.keys() & set(SOURCES.get(name, ()))}
-    if "name" in table.columns and view.by != "name" and table["name"][0]:
-        shared = {"name": str(table["name"][0])} | shared
+    table, drawn = view.table, (view.x, view.by, view.value)
+    shared = {name: value for name, value in _shared(table).items() if name not in drawn}
     words = ", or ".join(style.RELATION.get(str(word), "") for word in dict.fromkeys(table["relation"].tolist()))
     certified = view.value == measured(view.quantity) and (table["kind"] == "certified").all()
     style.title(axes, style.described(shared), f"{'certified; ' if certified else ''}{words}")
@@ -238,9 +231,8 @@ def choose(
     quantity, fixed = quantities[0], dict(where)
     if value is None:
         value = quantity
-    numbers = [name for name in table.columns if name not in (*TEXT, *ANSWER)]
-    choice("value", value, dict.fromkeys([quantity, measured(quantity), *numbers]))
-    inputs = [name for name in table.columns if name not in (*ANSWER, *WORDS, "relation")]
+    inputs = [name for name in _INPUTS if name in table.columns]
+    choice("value", value, dict.fromkeys([quantity, measured(quantity), *(n for n in inputs if n not in TEXT)]))
     for name in (x, by):
         if name is not None and name not in inputs:
             raise InputError(f"{name!r} is no input of this result{suggest(name, inputs)}")
@@ -299,7 +291,7 @@ def pick(table: Table, rows: list[int] | None) -> Table:
             raise InputError(f"rows: {row} must be >= 0 and < {len(table)}; rows are counted from 0")
         if "repetitions" in table.columns and table["repetitions"][row]:
             raise InputError(f"rows: row {row} is a private selection, of which no profile is drawn; choose another")
-        if not all(np.isfinite(table[name][row]) for name in _PARAMETERS):
+        if np.isnan(table["upper"][row]):
             raise InputError(f"rows: row {row} has no answer ({table['status'][row]}); choose another")
     if not rows:
         raise InputError("no row has an answer to draw; choose others with --rows or --where")
@@ -311,14 +303,15 @@ def pick(table: Table, rows: list[int] | None) -> Table:
 
 def _curves(table: Table) -> list[Curve]:
     """Return a curve for each row, with a label of the inputs that differ between the rows."""
-    differ = {name: column for name, column in _inputs(table).items() if len(set(column)) > 1}
-    found = []
-    for row, relation in enumerate(table["relation"].tolist()):
-        run = run_of_row({name: column[row] for name, column in table.columns.items()})
-        name = style.described({name: column[row] for name, column in differ.items()})
-        found.append(Curve(name or type(run).__name__, profile(run, relation)))
+    shared, found = _shared(table), []
+    for row in ({name: column[at] for name, column in table.columns.items()} for at in range(len(table))):
+        run = run_of_row(row)
+        name = style.described({name: row[name] for name in _INPUTS if name in row and name not in shared})
+        found.append(Curve(name or type(run).__name__, profile(run, str(row["relation"]))))
     return found
 
 
-def _inputs(table: Table) -> dict[str, list[Any]]:
-    return {name: table[name].tolist() for name in ("name", *_PARAMETERS) if name in table.columns}
+def _shared(table: Table) -> dict[str, Any]:
+    """Return the inputs that are the same in all rows."""
+    columns = {name: table[name] for name in _INPUTS if name in table.columns}
+    return {name: column[0] for name, column in columns.items() if (column == column[0]).all()}

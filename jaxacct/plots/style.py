@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxacct.core.files import optional_package, replacing
 from jaxacct.core.validation import InputError
+from jaxacct.mechanisms.dp_sgd_run import SOURCES
 
 SYMBOL = {"noise_multiplier": "$\\sigma$", "sampling_probability": "$q$", "steps": "$T$", "epsilon": "$\\varepsilon$"}
 SYMBOL |= {"delta": "$\\delta$", "target_epsilon": "target $\\varepsilon$", "target_delta": "target $\\delta$"}
@@ -141,10 +142,12 @@ def number(value: float) -> str:
 
 
 def described(fields: Mapping[str, Any]) -> str:
-    """Write inputs with their values as symbol = number; write text unchanged."""
+    """Write inputs as symbol = number, and text as it is. Leave out what is absent, or follows from another input."""
+    given = {name: value for name, value in fields.items() if value == value and value != ""}
     return ", ".join(
         value if isinstance(value, str) else f"{SYMBOL.get(name, name.replace('_', ' '))} = {number(value)}"
-        for name, value in fields.items()
+        for name, value in given.items()
+        if not given.keys() & set(SOURCES.get(name, ()))
     )
 
 
