@@ -98,7 +98,7 @@ GOOD = {"noise_multiplier": 1.0, "sampling_probability": 0.1, "steps": 10, "delt
         ({"noise_multiplier": 0}, "noise_multiplier = 0 must be > 0"),
         ({"noise_multiplier": []}, "noise_multiplier is empty"),
         ({"noise_multiplier": "big"}, "noise_multiplier = 'big' must be a number > 0"),
-        ({"noise_multiplier": True}, "noise_multiplier has dtype bool"),
+        ({"noise_multiplier": True}, "noise_multiplier = True must be a number > 0"),
         ({"sampling_probability": 1.5}, "sampling_probability = 1.5 must be >= 0 and <= 1"),
         ({"steps": 1.5}, "steps = 1.5 must be an integer >= 1"),
         ({"delta": 0}, "delta = 0 must be > 0 and < 1"),

@@ -84,6 +84,35 @@ def test_wrong_types_are_refused(value):
     assert "steps" in refusal(check, "steps", value, COUNT)
 
 
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (np.ma.masked_array([1.0, 2.0], [False, True]), "steps[1] = masked"),
+        (np.ma.masked_array([[1, 2], [3, 4]], [[0, 0], [1, 0]]), "steps[1, 0] = masked"),
+        (np.ma.masked_array(7.0, True), "steps = masked"),
+        (np.ma.masked, "steps = masked"),
+        ([1.0, np.ma.masked_array([2.0, 3.0], [False, True])][1:], "steps[0, 1] = masked"),
+        (bytearray(b"1"), "steps = bytearray(b'1')"),
+        (memoryview(b"1"), "steps = <memory"),
+        ([bytearray(b"1")], "steps[0] = bytearray(b'1')"),
+        ([True, 2.0], "steps[0] = True"),
+        ((2, [3, False])[1], "steps[1] = False"),
+        ([(2, 3), (4, np.True_)], "steps[1, 1] = "),
+        ([1.0, np.array([True])][1:], "steps has dtype bool"),
+    ],
+)
+def test_absent_cells_bytes_and_truth_values_are_no_numbers(value, place):
+    assert refusal(check, "steps", value, COUNT).startswith(place)
+
+
+def test_what_is_a_number_is_still_one():
+    endless = []
+    endless.append(endless)
+    assert "ragged" in refusal(check, "steps", endless, COUNT)
+    for value in ([1, 2.0], (np.float32(1), 2), [[1], [2]], np.ma.masked_array([1.0, 2.0], False), range(1, 3)):
+        assert np.ravel(check("steps", value, COUNT)).tolist() == [1.0, 2.0]
+
+
 def test_values_come_back_as_read_only_float64_copies():
     given_array = np.array([1, 2], np.int32)
     out = check("steps", given_array, COUNT)

@@ -27,6 +27,7 @@ GIBIBYTE = 2**30
 """Default limit on the lattice engine's memory, in bytes."""
 LARGEST_COUNT = 2**53
 """Largest number of steps: float64 holds every integer up to this one exactly."""
+_NO_NUMBER = (str, bytes, bytearray, memoryview, bool, np.bool_, type(None))
 MOST_SHOWN_CHARACTERS = 60
 """Largest number of characters of a refused value in a message, so that the message stays one readable line."""
 
@@ -170,12 +171,11 @@ def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
         return float(value)
     if isinstance(value, Tracer):
         raise TracerError(f"{name} is a tracer and has no value to check; pass a number, or stay outside jit")
-    if isinstance(value, str | bytes) or value is None:
-        raise InputError(f"{name} = {shown(value)} {_expected(constraint)}; {_remedy(name, constraint)}")
     try:
         raw = np.asarray(value)
     except ValueError:
         raise InputError(f"{name} {_expected(constraint)}, not a ragged sequence; give every row one length") from None
+    _refuse_no_numbers(name, value, (), constraint)
     if raw.dtype == object:
         raw = _from_objects(name, raw, constraint)
     if jax.numpy.issubdtype(raw.dtype, np.floating):
@@ -310,6 +310,19 @@ def refuse_tracers(call: str, traceable: str, **arguments: Any) -> None:
                     f"{call} is a host call and was given a tracer (field {field}); "
                     f"inside jit use {traceable}, or call {call} outside jit, vmap and grad"
                 )
+
+
+def _refuse_no_numbers(name: str, value: Any, index: tuple[int, ...], constraint: Constraint) -> None:
+    """Refuse text, bytes, truth values and masked cells, also inside lists. NumPy reads some of them as numbers."""
+    word = shown(value) if isinstance(value, _NO_NUMBER) else ""
+    if isinstance(value, list | tuple):
+        if not {float, int, np.float64}.issuperset(map(type, value)):
+            for place, item in enumerate(value):
+                _refuse_no_numbers(name, item, (*index, place), constraint)
+    elif isinstance(value, np.ma.MaskedArray) and len(masked := np.argwhere(np.ma.getmaskarray(value))):
+        word, index = "masked", (*index, *masked[0].tolist())
+    if word:
+        raise InputError(f"{_place(name, index)} = {word} {_expected(constraint)}; {_remedy(name, constraint)}")
 
 
 def _from_objects(name: str, raw: np.ndarray, constraint: Constraint) -> np.ndarray:
