@@ -194,10 +194,8 @@ def plain(name: str, value: Any) -> Any:
         return [plain(name, cell) for cell in value]
     if not isinstance(value, float):
         return value
-    if math.isnan(value):
-        return None
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
+    if not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
     return int(value) if name in WHOLE and value.is_integer() else value
 
 

@@ -274,8 +274,7 @@ def _row_checked(row: dict[str, Any], seconds: float, mechanism: Mechanism | Non
     except InputError as error:
         return _said("undecided", f"its parameters describe no run: {error}")
     name, at = asked_of(row)
-    asked = {name.removeprefix("target_"): at}
-    return _verified(mechanism, lower, upper, asked, str(row["relation"]), seconds)
+    return _verified(mechanism, lower, upper, {name.removeprefix("target_"): at}, str(row["relation"]), seconds)
 
 
 def _ledger_checked(path: str, delta: float | None, seconds: float) -> dict[str, Any]:

@@ -189,7 +189,6 @@ def run_of(inputs: Mapping[str, Any], rule: Mapping[str, Any]) -> Mechanism:
 def run_of_row(row: Mapping[str, Any]) -> Mechanism:
     """Return the run that a row of a result (numbers or text) describes. Refuse numbers that contradict each other."""
     word = str(row.get("sampling", "") or "poisson")
-    rule_name(word, "sampling")
     stated = {name: float(row[name]) for name in NUMBERS if not math.isnan(float(row.get(name, math.nan)))}
     group = int(check_one("group", stated.get("group", 1), NUMBERS["group"], "a row is one run"))
     _refuse_other_batches(stated, word, group)
