@@ -2,6 +2,7 @@
 
 import threading
 
+import jax
 import mpmath
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from jaxacct.engines import allocation, backend
 from jaxacct.kernels.contour import allocation as contour
 from jaxacct.kernels.contour import allocation_law
 from jaxacct.kernels.contour.allocation import put_below
+from jaxacct.mechanisms import random_allocation
 
 SIGMA = np.array([0.5, 0.7, 1.0, 2.0, 4.0, 9.0, 2.0, 1.0])
 SLOTS = np.array([300, 200, 100, 20, 30, 10_000, 5, 1000])
@@ -209,3 +211,12 @@ def test_turns_are_within_the_units_that_are_counted():
             float(abs(mpmath.mpc(complex(z)) - e)) for z, e in zip(allocation_law.turned_by(angle), exact, strict=True)
         ]
     assert np.all(np.array(wrong) <= 16 * 2.0**-53 * np.minimum(np.abs(angle), 2.0))
+
+
+def test_a_round_has_the_same_digits_beside_other_rounds():
+    """Slices of a sweep are merged to the last byte. Rounds in one array took the number of nodes of the longest."""
+    rounds = [(0.8, 10.0), (1.9, 33.0), (3.0, 10.0)]
+    together = random_allocation._profiles_of(rounds, "usual")
+    for one, found in zip(rounds, together, strict=True):
+        (alone,) = random_allocation._profiles_of([one], "usual")
+        assert all(map(np.array_equal, jax.tree.leaves(alone), jax.tree.leaves(found)))

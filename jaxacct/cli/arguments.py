@@ -248,7 +248,7 @@ COMMANDS = {
     ),
     "merge": Command(
         "Merge the parts that sweep --shard 1/n to n/n has written into one result, the same to the last byte as "
-        "that of one process. Rows of random allocation may differ in their last digits; every bracket holds.",
+        "that of one process.",
         "jaxacct merge result.csv.1-of-2.part result.csv.2-of-2.part --out result.csv",
         (
             _word("parts", "the part files of all slices", "*", "PART"),

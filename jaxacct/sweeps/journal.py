@@ -296,8 +296,6 @@ def merge(
 ) -> Table:
     """Merge the part files of all slices of a sweep into the table that one process would write, to the last byte.
 
-    Rows of random allocation may differ from those of one process in their last digits; every bracket holds.
-
     Parameters
     ----------
     parts : the part files that `sweep(grid, out=..., shard="i/n")` leaves, for i from 1 to n.

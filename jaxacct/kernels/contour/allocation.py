@@ -500,10 +500,11 @@ def _evaluated(sign: float, s: Array, t: Array, where: Place, bulk: Place | None
     length = np.ceil(np.log2(longest + 1.0))
     found = []
     with np.errstate(all="ignore"):
-        for one in np.unique(length):
-            alike = np.flatnonzero(length == one)
+        # contours of different rounds stay apart: those of one array share a number of nodes, on which digits depend
+        for kind in np.unique(np.stack([s, t, length]), axis=1).T:
+            alike = np.flatnonzero((s == kind[0]) & (t == kind[1]) & (length == kind[2]))
             # few lines at a time, so that the arrays of their nodes stay in the cache
-            size = max(int(6000 / 2.0**one), 1)
+            size = max(int(6000 / 2.0 ** kind[2]), 1)
             for rows in (alike[first : first + size] for first in range(0, alike.size, size)):
                 below = None if bulk is None else _contour(sign, s[rows], t[rows], rows_of(bulk, rows), None)
                 found.append((rows, _contour(sign, s[rows], t[rows], rows_of(where, rows), below)))
