@@ -303,8 +303,8 @@ class Trainer:
             where.processes.decide(functools.partial(run_ledger.require_ledger, state.history, ledger))
             start = (self.rule, self.plan, carried, state.lineage, state.step, data, rest)
             with waiting(None, "steps: tracing the step", progress if where.processes.first else False):
+                (with_ledger,) = where.processes.any(where.processes.first and ledger is not None)
                 if isinstance(data, Source):
-                    with_ledger = any(where.processes.any(where.processes.first and ledger is not None))
                     program: Program = Streamed(where, *start, users, found, with_ledger)
                 else:
                     program = Program(where, *start)
@@ -315,9 +315,10 @@ class Trainer:
                 refuse_records(carried.params, private)
             if judge is not None:
                 judge.begin(carried.params, rest, private)
-            if found is not None and found.session not in (b"", program.session):
+            if found is not None and found.session and not program.goes_on(found, with_ledger):
                 # unknown steps may have followed the checkpoint, so the whole plan of the checkpoint counts as spent
                 state = replace(state, history=state.history.whole())
+            run_ledger.require_room_after(state, self.plan)
             with run_log(*looks, state) as told:
                 noted = run_ledger.open_run_ledger(where.processes, ledger, state, self.plan, by, ahead)
                 if noted is not None:
@@ -349,11 +350,6 @@ class Trainer:
         carried, line, stretches = program.carried, program.line, state.history.stretches
         partition = program.advance(line, step)[2] if step < plan.steps else ""
         until = plan.steps if ledger is not None else run_ledger.last_step_in_budget(plan, stretches, state, partition)
-        if until == step < plan.steps and found is not None and state.history != found.history:
-            raise InputError(
-                f"checkpoint of step {step} is of another plan, program, machine or data, and steps after it may have "
-                "been released that no ledger holds; go on with the same ones, and keep a ledger"
-            )
         processes, digest_of = self.placement.processes, self.placement.digest
 
         def see(looked: bool = True) -> None:
@@ -371,7 +367,8 @@ class Trainer:
 
         saved = found
         begins, ended = step < plan.steps and stopped != "early_stop", None if ledger is None else ledger.ended
-        if store is not None and begins and not program.goes_on(found, ledger is not None):
+        repeats = program.goes_on(found, ledger is not None)
+        if store is not None and begins and not repeats:
             saved = now(session=program.session)
             store.save(saved)  # saved before the first release, so that a run can be repeated after a crash
         if begins and step < until:
@@ -447,9 +444,13 @@ class Trainer:
             looks.over()
         bar.close()
         line = line._replace(seal=digest_of(carried))
-        last = now(stopped)
+        # steps that are being repeated may have been released beyond this one: then their session stays open
+        followed_on = repeats and ledger is None and stopped not in ("finished", "budget")
+        last = now(stopped, program.session if followed_on else b"")
         if store is not None and (saved is None or (saved.step, saved.session) != (step, b"")):
             store.save(last)  # without `session`: no released step follows, so a resumed run has none to repeat
+        if followed_on:
+            last = last._replace(history=last.history.whole())
         if ledger is not None and stopped == "early_stop":
             ledger.stopped_early(plan, step)  # needed if the run got its ledger only after the early stop
         return self._state(last, program.frozen, tuple(evaluations))

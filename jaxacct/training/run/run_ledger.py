@@ -320,6 +320,18 @@ def _require_room(plan: Plan, before: Sequence[Plan], spent: Mechanism, state: S
         raise InputError(f"spending under another plan exceeds the plan's {limit}; make one with a larger target")
 
 
+def require_room_after(state: State, plan: Plan) -> None:
+    """Refuse a state if steps that may have followed it, and that no step repeats, leave no room for another one."""
+    stretches, step = state.history.stretches, state.step
+    followed_on = bool(stretches) and step < min(plan.steps, stretches[-1].end)
+    if followed_on and last_step_in_budget(plan, stretches, state, "") == step:
+        raise InputError(
+            f"checkpoint of step {step} is of another plan, program, machine or data, or of a run without this ledger, "
+            "and steps after it may have been released that no ledger holds; go on with the same ones, and keep a "
+            "ledger from the first step on"
+        )
+
+
 def last_step_in_budget(plan: Plan, stretches: tuple[Stretch, ...], state: State, partition: str) -> int:
     """Return the first step that the budget of a run without a ledger does not allow, or `plan.steps`."""
     before, step = [one.plan for one in stretches], state.step

@@ -95,7 +95,7 @@ class State:
         found = self._claimed.get(now)
         if found is None:
             ended = self.stopped in ("finished", "budget") or (not self.stopped and not self.seen)
-            found = self._claimed[now] = claimed(self.history, self.plan, self.step, ended, goes_on=False)
+            found = self._claimed[now] = claimed(self.history, self.plan, ended, goes_on=False)
         return found
 
     @functools.cached_property
@@ -170,7 +170,7 @@ class _Shown(State):
             return looks.seen
         if name == "epsilon":
             now = looks.now is self  # True while callbacks are called with this view: then only the steps taken count
-            return claimed(self.history, self.plan, self.step, ended=not now and not looks.seen, goes_on=now)
+            return claimed(self.history, self.plan, ended=not now and not looks.seen, goes_on=now)
         if name not in ("step", "plan", "stopped", "history", "__class__"):  # all other attributes depend on outputs
             looks.look()
         if name == "evaluations":  # leave out values of later steps, which the list may have by now
@@ -255,8 +255,8 @@ def spent_by(stretches: Sequence[Stretch]) -> Spent:
     return Spent(released(stretches), Counter(rule.mechanism for rule in rules if rule is not None))
 
 
-def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool) -> Bounds:
-    """Return bounds of a history's epsilon.  They include the plan's remaining steps if outputs may have ended the run.
+def claimed(history: History, plan: Plan, ended: bool, goes_on: bool) -> Bounds:
+    """Return bounds of a history's epsilon.  They cover the last plan to its end if outputs may have ended the run.
 
     Outputs cannot have ended a run that ended by itself or showed no outputs (`ended`), or that continues (`goes_on`).
     With a ledger `ended` is ignored: the ledger itself knows which remaining steps count.
@@ -267,9 +267,7 @@ def claimed(history: History, plan: Plan, step: int, ended: bool, goes_on: bool)
         ledger.run = history.ledger.run
         epsilon = ledger.epsilon_of_entries if goes_on else ledger.epsilon
         return epsilon(plan.target_delta, plan.relation, ledger.run if plan.repetitions is not None else None)
-    stretches = history.stretches
-    if not ended and not goes_on and step < plan.steps:
-        stretches = followed(stretches, plan, step, plan.steps, stretches[-1].partition if stretches else "")
+    stretches = (history if ended or goes_on else history.whole()).stretches
     if not stretches:
         return plan.epsilon_after(0)
     if len(stretches) == 1 and stretches[0].first == 0 and stretches[0].plan == plan:

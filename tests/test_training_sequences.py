@@ -1,0 +1,220 @@
+"""Two to four fits on one folder: whatever ends each of them, the last claims what all have released, or is refused."""
+
+import math
+import shutil
+from contextlib import suppress
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from training_cases import gaussian_epsilon
+from training_runs import squares, still_trainer
+
+from jaxacct import strategies
+from jaxacct.core.validation import InputError
+from jaxacct.training import Ledger, Plan, Source, Trainer, params_of
+
+STEPS = 10
+DATA = np.linspace(0.0, 1.0, 40, dtype=np.float32).reshape(20, 2)
+PLANS = {
+    "noise": {"noise_multiplier": 2.0},
+    "target": {"target_epsilon": 3.0},
+    "other": {"noise_multiplier": 3.0},
+}
+
+
+class Mistake(Exception):
+    pass
+
+
+def trainer_of(rate=0.1, plan="noise"):
+    given = {"target_delta": 1e-5, "dataset_size": 20, "sampling_probability": 1.0, "steps": STEPS}
+    return still_trainer(Plan(**given, **PLANS[plan]), rate)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """{key words: noise multiplier} of every step that ran."""
+    found, real_call = {}, jax.stages.Compiled.__call__
+
+    def call(self, *args):
+        if len(args) == 6 and hasattr(args[4], "gradient_noise"):
+            found[args[1].tobytes()] = float(args[4].gradient_noise)
+        return real_call(self, *args)
+
+    monkeypatch.setattr(jax.stages.Compiled, "__call__", call)
+    return found
+
+
+def fitted(here, state, end=None, rate=0.1, plan="noise", ledger=False, alone=False):
+    """One fit, ended by ("stop" | "raise" | "kill", step) or None: the state, or None if there is none."""
+    trainer, copy = trainer_of(rate, plan), here.with_name(f"{here.name} copy")
+
+    def callback(now):
+        if end is None or now.step != end[1]:
+            return False
+        if end[0] == "kill":  # what is on the disk at this moment is all that stays
+            shutil.copytree(here, copy)
+        if end[0] != "stop":
+            raise Mistake
+        return True
+
+    start = state if alone else trainer.init(jnp.zeros(2))
+    more = {} if alone else {"checkpoints": here / "run", "checkpoint_every": 5}
+    if ledger:
+        more["ledger"] = here / "ledger"
+    here.mkdir(exist_ok=True)
+    state = None
+    with suppress(Mistake):
+        state = trainer.fit(start, DATA, callbacks=[callback], progress=False, **more)
+    if copy.exists():
+        shutil.rmtree(here)
+        copy.rename(here)
+    return state
+
+
+def fit(end=None, **more):
+    return {"end": end} | more
+
+
+def died(step, **more):
+    return fit(("raise", step), **more)
+
+
+def stopped(step, **more):
+    return fit(("stop", step), **more)
+
+
+def killed(step, **more):
+    return fit(("kill", step), **more)
+
+
+OTHER = {"rate": 0.2}
+SEQUENCES = {
+    "stop before the steps of a fit that died": [died(9), stopped(6), fit(**OTHER)],
+    "killed in place of raised": [killed(9), stopped(6), fit(**OTHER)],
+    "a ledger that joins": [died(9), died(6, ledger=True), fit(ledger=True, **OTHER)],
+    "a ledger that joins and is killed": [killed(9), killed(6, ledger=True), fit(ledger=True, **OTHER)],
+    "a ledger that joins before the first checkpoint": [died(3), died(1, ledger=True), fit(ledger=True, **OTHER)],
+    "a ledger that joins after the stop": [died(9), stopped(6), fit(ledger=True, **OTHER)],
+    "a ledger that joins and stops": [died(9), stopped(6, ledger=True), fit(ledger=True, **OTHER)],
+    "from memory, without the folder": [died(9), stopped(6), fit(alone=True, **OTHER)],
+    "from memory into a ledger": [died(9), stopped(6), fit(alone=True, ledger=True, **OTHER)],
+    "stopped twice": [died(9), stopped(6), stopped(7), fit(**OTHER)],
+    "stopped and killed": [died(9), stopped(6), killed(7), fit(**OTHER)],
+    "killed and stopped": [killed(9), killed(8), stopped(6), fit(**OTHER)],
+    "another plan": [died(9), stopped(6), fit(plan="other")],
+    "another plan and back": [died(9), stopped(7, plan="other"), fit()],
+    "another plan that died": [died(9), died(8, plan="other"), stopped(6, plan="other"), fit(**OTHER)],
+    "another program that died": [died(9), died(8, **OTHER), stopped(6, **OTHER), fit()],
+    "with a ledger throughout": [died(9, ledger=True), stopped(6, ledger=True), fit(ledger=True, **OTHER)],
+    "a finished run goes on": [died(9), fit(), fit(plan="other")],
+}
+
+
+def at_least(state, drawn):
+    truth = gaussian_epsilon(math.sqrt(sum(noise**-2.0 for noise in drawn.values())))
+    return float(state.epsilon.upper) >= truth * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("plan", ["noise", "target"])
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_no_step_is_forgotten(tmp_path, drawn, name, plan):
+    """Whatever fit a state is of, it claims all that was released until then."""
+    state, number = None, 0
+    for number, given in enumerate(SEQUENCES[name], 1):
+        try:
+            state = fitted(tmp_path / "here", state, **{"plan": plan} | given)
+        except InputError as error:
+            assert number > 1 and "\n" not in str(error)
+            return
+        if state is not None:
+            assert at_least(state, drawn), (number, state, len(drawn))
+    assert state is not None and number == len(SEQUENCES[name])
+
+
+REPEATED = {
+    "died": [died(9), fit()],
+    "killed twice": [killed(9), killed(7), fit()],
+    "died, stopped": [died(9), stopped(6), fit()],
+    "died, stopped twice": [killed(9), stopped(6), stopped(8), fit()],
+    "died, stopped, killed": [died(9), stopped(6), killed(8), fit()],
+    "stopped": [stopped(6), died(9), stopped(7), fit()],
+}
+
+
+@pytest.mark.parametrize("plan", ["noise", "target"])
+@pytest.mark.parametrize("ledger", [False, True])
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_run_that_repeats_itself_to_its_end_claims_its_plan_alone(tmp_path, drawn, name, ledger, plan):
+    state = None
+    for given in REPEATED[name]:
+        state = fitted(tmp_path / "here", state, ledger=ledger, plan=plan, **given)
+        if state is not None and not ledger:  # stopped or finished: the whole plan, neither more nor less
+            assert float(state.epsilon.upper) == float(state.plan.epsilon.upper)
+    assert (state.step, state.stopped, len(drawn)) == (STEPS, "finished", STEPS)
+    assert float(state.epsilon.upper) == pytest.approx(float(state.plan.epsilon.upper), rel=1e-9)
+
+
+def test_a_ledger_that_joins_without_room_is_refused_before_it_is_made(tmp_path, drawn):
+    """Where the steps that may have followed leave no room, the run can still go on without the ledger."""
+    here = tmp_path / "here"
+    fitted(here, None, plan="target", **died(9))
+    with pytest.raises(InputError, match="steps after it may have been released that no ledger holds"):
+        fitted(here, None, plan="target", ledger=True, **fit())
+    assert not (here / "ledger").exists()
+    state = fitted(here, None, plan="target", **fit())
+    assert (state.stopped, len(drawn)) == ("finished", STEPS)
+
+
+@pytest.mark.parametrize("data", ["source", "correlated"])
+def test_sources_and_shared_noise_forget_no_step(tmp_path, data):
+    """Real steps: the claim is at least that of as many plans as there are different parameters of a step."""
+    given = {"target_delta": 1e-5, "dataset_size": 20, "steps": STEPS, "noise_multiplier": 2.0}
+    shared = {"sampling": "cyclic_poisson", "expected_batch_size": 4, "groups": 4, "noise": strategies.Banded(3)}
+    plan = Plan(**given, **(shared if data == "correlated" else {"sampling_probability": 1.0}))
+    rows = Source(DATA) if data == "source" else DATA
+    seen = set()
+
+    def run(rate, end, how="stop"):
+        def callback(state):
+            seen.add((state.step, np.asarray(state.params).tobytes()))
+            if state.step == end and how == "raise":
+                raise Mistake
+            return state.step == end
+
+        trainer = Trainer(squares, optax.sgd(rate), plan, 1.0)
+        start, more = trainer.init(jnp.zeros(2)), {"checkpoints": tmp_path / "run", "checkpoint_every": 5}
+        with suppress(Mistake):
+            return trainer.fit(start, rows, callbacks=[callback], progress=False, **more)
+
+    run(0.1, 9, "raise")
+    run(0.1, 6)
+    state = run(0.05, None)
+    if data == "source":  # the fit that raised wrote its last step, so the second fit took the tenth
+        assert at_least(state, dict.fromkeys(seen, 2.0))
+    else:  # three passes of four steps, and what was forgotten of them once more
+        assert len(seen) > STEPS
+        assert float(state.epsilon.upper) > float(plan.epsilon.upper)
+
+
+def test_params_of_leaves_the_steps_that_may_follow(tmp_path, drawn):
+    here = tmp_path / "here"
+    fitted(here, None, **died(9))
+    fitted(here, None, **stopped(6))
+    params_of(here / "run")
+    with pytest.raises(InputError, match="may not go on with another plan"):
+        fitted(here, None, plan="other")
+    state = fitted(here, None, **fit(**OTHER))
+    assert at_least(state, drawn) and len(drawn) > STEPS
+
+
+def test_a_ledger_that_joins_holds_the_whole_plan_that_may_have_been_taken(tmp_path, drawn):
+    here = tmp_path / "here"
+    fitted(here, None, **died(9))
+    fitted(here, None, ledger=True, **died(6))
+    with Ledger.open(here / "ledger") as ledger:
+        (entry,) = ledger.runs[ledger.run].noted
+    assert entry.note.startswith("before this ledger began") and f"steps={float(STEPS)}" in repr(entry.mechanism)
