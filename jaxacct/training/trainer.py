@@ -408,7 +408,7 @@ class Trainer:
                         break
                 bar.update(step, carried.clip_norm, stretches)
                 if store is not None and step % every == 0 and step < plan.steps:
-                    line = line._replace(seal=digest_of(carried))
+                    line = line.replace(seal=digest_of(carried))
                     saved = now(session=program.session)
                     store.save(saved)
                 if callbacks:
@@ -435,7 +435,7 @@ class Trainer:
                 _whatever_fails(functools.partial(ledger.cut_off, plan, step))
             # With several processes no checkpoint is written: perhaps only one has the error, and none can write alone.
             if store is not None and alone and (session := program.session_after(error)) is not None:
-                line = line._replace(seal=digest_of(carried))
+                line = line.replace(seal=digest_of(carried))
                 with contextlib.suppress(InputError):
                     store.save(now(session=session))
                     say(f"cut off after step {step}; its checkpoint is written")
@@ -443,7 +443,7 @@ class Trainer:
         finally:
             looks.over()
         bar.close()
-        line = line._replace(seal=digest_of(carried))
+        line = line.replace(seal=digest_of(carried))
         # steps that are being repeated may have been released beyond this one: then their session stays open
         followed_on = repeats and ledger is None and stopped not in ("finished", "budget")
         last = now(stopped, program.session if followed_on else b"")

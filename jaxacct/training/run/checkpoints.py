@@ -71,7 +71,7 @@ class Store:
 
     def save(self, found: Checkpoint) -> None:
         """Write a checkpoint, complete on return.  Raise InputError if that fails; the earlier checkpoints stay."""
-        line = found.lineage._asdict() | {"root": found.lineage.root.key}
+        line = found.lineage.fields() | {"root": found.lineage.root.key}
         notes = {name: v.hex() if isinstance(v, bytes) else v for name, v in line.items()}
         run: dict[str, Any] = {"leaves": _leaves(found.carried), "step": found.step, "lineage": notes}
         run |= {"history": document(found.history), "session": found.session.hex(), "stopped": found.stopped}
@@ -137,9 +137,8 @@ class Store:
             raise InputError(
                 f"checkpoint {number} has other shapes than this model and optimizer; use those that it was saved with"
             )
-        known = Lineage._field_defaults | run["lineage"]  # defaults for the fields that earlier versions did not write
-        values: dict[str, Any] = {name: known[name] for name in Lineage._fields}
-        values = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in values.items()}
+        known = {name: run["lineage"][name] for name in Lineage.__slots__ if name in run["lineage"]}
+        values: dict[str, Any] = {name: bytes.fromhex(v) if isinstance(v, str) else v for name, v in known.items()}
         line = Lineage(**values | {"root": Root(values["root"])})
         # an old checkpoint has no names: two leaves of equal shape and dtype may be swapped; only the digest shows that
         alike = len({repr(kind) for _, *kind in own}) < len(own)

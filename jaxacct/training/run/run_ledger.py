@@ -20,7 +20,7 @@ from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.program import Prepared, Program, require_same_rows
 from jaxacct.training.run.state import History, State, Stretch, document, followed, released, spent_by
 from jaxacct.training.sharding.placement import Processes
-from jaxacct.training.step.key_derivation import StepKey, digest
+from jaxacct.training.step.key_derivation import Root, StepKey, digest
 from jaxacct.training.step.step_mechanisms import BY_PASS, composed, require_kept
 
 Given = Ledger | str | os.PathLike[str] | None
@@ -167,7 +167,7 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
         return found
     known, line = state.lineage.root.known, found.lineage
     # a pickled state has no key, so compare what pickle writes; earlier versions wrote the plain digests
-    same = state.lineage.root == line.root if known else state.lineage[1:] in (line.hidden()[1:], line[1:])
+    same = state.lineage.root == line.root if known else state.lineage in (line.hidden(), line.replace(root=Root()))
     if not same:
         raise InputError(f"state of step {state.step} and the checkpoints are of two runs; use another folder")
     if known and (state.step, state.lineage.chain) != (found.step, line.chain):
@@ -179,8 +179,9 @@ def last_checkpoint(store: Store, state: State, like: Any, digest_of: Callable[[
 
 def require_same(processes: Processes, state: State, plan: Plan, *how: Any) -> None:
     """Raise InputError if the processes of a run have different arguments.  The message shows none of the arguments."""
-    root, *line = state.lineage
-    lineage, history = repr((root.key if root.known else None, *line)), repr(document(state.history))
+    root = state.lineage.root
+    key = root.key if root.known else None
+    lineage, history = repr(state.lineage.fields() | {"root": key}), repr(document(state.history))
     told = (lineage, history, repr((state.step, state.stopped, state.seen)), plan.to_json(), repr(how))
     processes.agree("state, plan or options", digest(*(each.encode() for each in told)))
 

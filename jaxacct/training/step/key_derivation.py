@@ -77,15 +77,35 @@ class Root(Secret):
         return hash(self._key)
 
 
-class Lineage(NamedTuple):
-    """Origin of a run's randomness: the secret root, and digests of all that led to the present step."""
+class Lineage(Secret):
+    """Origin of a run's randomness: the secret root, and digests of all that led to the present step.
 
+    It is no tuple and no dataclass, since JSON, `asdict` and others would write the fields of one as they are.
+    """
+
+    __slots__ = ("chain", "pass_chain", "pass_cut", "pass_first", "root", "seal")
     root: Root
     chain: bytes  # a digest of the root and of all states, programs, data and settings of the run so far
     seal: bytes  # a digest of the state to which `chain` has led; b"" if nobody has computed this digest
     pass_first: int  # the first step of the current pass over the data
     pass_chain: bytes  # the chain before step `pass_first`
-    pass_cut: bytes = b""  # the argument `cut` that `advance` got in the current pass
+    pass_cut: bytes  # the argument `cut` that `advance` got in the current pass
+
+    def __new__(
+        cls, root: Root, chain: bytes, seal: bytes, pass_first: int, pass_chain: bytes, pass_cut: bytes = b""
+    ) -> Self:
+        self = super().__new__(cls)
+        self.root, self.chain, self.seal = root, chain, seal
+        self.pass_first, self.pass_chain, self.pass_cut = pass_first, pass_chain, pass_cut
+        return self
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields by their names, as `__new__` takes them.  They are secret."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def replace(self, **changes: Any) -> Lineage:
+        """Return a lineage with other values of some fields."""
+        return Lineage(**self.fields() | changes)
 
     def hidden(self) -> Lineage:
         """Return what pickle writes.  By plain digests, or two links of the chain, a reader could test guessed data."""
@@ -94,17 +114,15 @@ class Lineage(NamedTuple):
         own = digest(self.chain, self.seal, b"%d" % self.pass_first, self.pass_chain, self.pass_cut)
         return Lineage(Root(), hmac.digest(self.root.key, b"pickled" + own, "sha256"), b"", self.pass_first, b"")
 
-    def __repr__(self) -> str:
-        return f"Lineage(root={self.root})"
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Lineage) and self.fields() == other.fields()
+
+    def __hash__(self) -> int:
+        return hash(self.chain)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Lineage, tuple(self.hidden())
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, _: Any) -> Self:
-        return self
+        line = self.hidden()
+        return Lineage, (line.root, line.chain, line.seal, line.pass_first, line.pass_chain, line.pass_cut)
 
 
 class StepKey(NamedTuple):
@@ -126,7 +144,7 @@ def joined(lineage: Lineage, seal: bytes) -> Lineage:
     """Return the lineage extended by a state's digest `seal`, or unchanged if the lineage led to exactly this state."""
     if seal == lineage.seal:
         return lineage
-    return lineage._replace(chain=digest(lineage.chain, b"state", seal), seal=seal, pass_first=-1)
+    return lineage.replace(chain=digest(lineage.chain, b"state", seal), seal=seal, pass_first=-1)
 
 
 def advance(
@@ -140,9 +158,9 @@ def advance(
 ) -> tuple[Lineage, StepKey]:
     """Return the lineage after a step, and the step's keys.  All programs, data and settings so far decide `words`."""
     if first >= 0 and (first, cut) != (lineage.pass_first, lineage.pass_cut):
-        lineage = lineage._replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
+        lineage = lineage.replace(pass_first=first, pass_chain=lineage.chain, pass_cut=cut)
     chain = digest(lineage.chain, program, data, repr(settings).encode())
-    lineage = lineage._replace(chain=chain, seal=b"")  # the old seal belongs to the state before this step
+    lineage = lineage.replace(chain=chain, seal=b"")  # the old seal belongs to the state before this step
     secret = hmac.digest(lineage.root.key, b"step" + chain, "sha256")
     of_pass = hmac.digest(lineage.root.key, b"pass" + digest(lineage.pass_chain, data, cut), "sha256")
     label = of_pass
@@ -160,12 +178,12 @@ def loaded(lineage: Lineage, key: StepKey, rows: bytes) -> tuple[Lineage, StepKe
     own = hmac.digest(lineage.root.key, b"rows" + digest(lineage.chain, rows), "sha256")
     chain = digest(lineage.chain, b"loaded", own)
     secret = hmac.digest(lineage.root.key, b"loaded" + chain, "sha256")
-    return lineage._replace(chain=chain), key._replace(words=_words(secret), key_fingerprint=_fingerprint(secret))
+    return lineage.replace(chain=chain), key._replace(words=_words(secret), key_fingerprint=_fingerprint(secret))
 
 
 def anew(lineage: Lineage, bits: bytes) -> Lineage:
     """Return the lineage extended by fresh random bits.  Later steps begin a new pass and repeat no earlier draw."""
-    return lineage._replace(chain=digest(lineage.chain, b"anew", bits), pass_first=-1)
+    return lineage.replace(chain=digest(lineage.chain, b"anew", bits), pass_first=-1)
 
 
 def digest(*parts: bytes | memoryview) -> bytes:
