@@ -13,8 +13,10 @@ from training_cases import gaussian_epsilon
 from training_runs import still_trainer as trained
 
 from jaxacct.core.validation import InputError
+from jaxacct.strategies import Banded
 from jaxacct.training import Plan
 from jaxacct.training.ledger import Ledger
+from jaxacct.training.ledger.ledger import LedgerFile
 
 STEPS, CRASH = 8, 7
 STATES = {"fresh": 0, "older": 3, "same": 6, "newer": 7}
@@ -325,3 +327,43 @@ def test_a_ledger_that_begins_late_notes_what_came_before_once(tmp_path):
     assert float(ended.epsilon.upper) == pytest.approx(gaussian_epsilon(mu((1.0, 8))), rel=1e-6)
     entry = Ledger.read(path).runs[Ledger.read(path).run].noted
     assert len(entry) == 1 and entry[0].note.startswith("before this ledger began")
+
+
+def test_a_refused_fit_leaves_no_ledger_behind(tmp_path):
+    """A ledger that does not hold what the run has spent would claim an epsilon of 0."""
+    cyclic = {"sampling": "cyclic_poisson", "groups": 2, "noise": Banded(2), "sampling_probability": 0.5, "steps": 8}
+    shared = Plan(target_delta=1e-5, dataset_size=10, noise_multiplier=1.0, **cyclic)
+    other = full(1.0, 10, sampling="without_replacement", relation="replace_one")
+    for first, second, words in ((shared, shared, "ledger must be the same"), (full(1.0), other, "use one relation")):
+        state = trained(first).fit(trained(first).init(jnp.zeros(2)), DATA, progress=False)
+        assert words in refusal(trained(second).fit, state, DATA, ledger=tmp_path / "ledger", progress=False)
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("among_others", [False, True])
+@pytest.mark.parametrize("fails_at", range(1, 5))
+def test_a_ledger_that_begins_late_has_what_came_before_from_its_first_line_on(
+    tmp_path, monkeypatch, fails_at, among_others
+):
+    """Whichever write fails while a run joins a ledger: the ledger does not know the run, or claims what it spent."""
+    first, then, path = full(1.0), full(2.0, 12), tmp_path / "ledger"
+    half = trained(first).fit(
+        trained(first).init(jnp.zeros(2)), DATA, callbacks=[lambda s: s.step == 4], progress=False
+    )
+    if among_others:
+        Ledger.create(path, then, "other").close()
+    append, count = LedgerFile.append, itertools.count(1)
+
+    def fails(self, content):
+        if next(count) == fails_at:
+            raise InputError("the disk is full")
+        append(self, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LedgerFile, "append", fails)
+        assert "the disk is full" in refusal(trained(then).fit, half, DATA, ledger=path, progress=False)
+    ledger = Ledger.read(path) if path.exists() else None
+    for run in [] if ledger is None else set(ledger.runs) - {"other"}:
+        assert float(ledger.epsilon(1e-5, run=run).lower) >= gaussian_epsilon(mu((1.0, 4))) * (1 - 1e-6)
+    ended = trained(then).fit(half, DATA, ledger=path, progress=False)
+    assert float(ended.epsilon.upper) == pytest.approx(gaussian_epsilon(mu((1.0, 4), (2.0, 8))), rel=1e-6)

@@ -8,9 +8,9 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, Self
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
 
@@ -201,18 +201,23 @@ class Ledger(Contents):
 
         run : the name of the run, by default a random name.  by : the name of the person who trains.
         """
+        return cls.begun(path, lambda ledger: ledger.begin(plan, run, by))
+
+    @classmethod
+    def begun(cls, path: str | os.PathLike[str], write: Callable[[Ledger], Any]) -> Ledger:
+        """Create a ledger whose first lines are those that `write` writes; if `write` raises, there is no ledger."""
         place = Path(path)
         taken = InputError(f"{place}: is there already; use Ledger.open to go on with it, or another name")
         if os.path.lexists(place):
             raise taken
-        # the file has a temporary name until its first line is on the disk, so a file at `path` always has this line
+        # the file has a temporary name until its first lines are on the disk, so a file at `path` always has them
         temporary, file = _new_beside(place, place)
         ledger = cls(place, file)
         try:
             with writing(place):
                 ledger._file.path = temporary
                 ledger._file.hold()
-                ledger.begin(plan, run, by)
+                write(ledger)
                 try:
                     rename_new(temporary, place)
                 except FileExistsError:
@@ -259,13 +264,19 @@ class Ledger(Contents):
         """Whether the ledger is open for writing."""
         return self._file.is_open
 
-    def begin(self, plan: Plan, run: str | None = None, by: str = "") -> str:
-        """Begin another run, make it the current run and return its name.  The unit must be that of the ledger."""
+    def begin(
+        self, plan: Plan, run: str | None = None, by: str = "", spent: Mechanism | None = None, note: str = ""
+    ) -> str:
+        """Begin another run, make it the current run and return its name.  The unit must be that of the ledger.
+
+        spent, note : what the run has spent before it came into the ledger, as for `spend`, in the same write.
+        """
         name = secrets.token_hex(8) if run is None else ledger_format.words("run", run)
         if name in self.runs:
             raise InputError(f"run = {name!r} is in the ledger already; give another name, or open it")
         self._require_unit(plan)
-        self._append([Run(name, ledger_format.words("by", by), plan)])
+        before = [] if spent is None else [Spend(name, spent, ledger_format.words("note", note))]
+        self._append([Run(name, ledger_format.words("by", by), plan), *before])
         return name
 
     def replan(self, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -210,17 +211,15 @@ def open_ledger(ledger: Given, state: State, plan: Plan, by: str) -> Ledger | No
     if ledger is None:
         return None
     name = digest(b"run", state.lineage.root.key).hex()[:16]
+    settle = functools.partial(_settle, name=name, state=state, plan=plan, by=by)  # adds no frame, for the warning
     if isinstance(ledger, Ledger):
-        _settle(ledger, name, state, plan, by)
+        settle(ledger)
         return ledger
-    stretches = state.history.stretches
-    if Path(ledger).exists():
-        opened = Ledger.open(ledger)
-    else:
-        _require_room(plan, [one.plan for one in stretches], contents.total([spent_by(stretches)]), state, state.seen)
-        opened = Ledger.create(ledger, stretches[0].plan if stretches else plan, name, by)
+    if not Path(ledger).exists():
+        return Ledger.begun(ledger, settle)
+    opened = Ledger.open(ledger)
     try:
-        _settle(opened, name, state, plan, by)
+        settle(opened)
     except BaseException:
         opened.close()
         raise
@@ -251,15 +250,16 @@ def _settle(ledger: Ledger, name: str, state: State, plan: Plan, by: str) -> Non
     together = compose(*held, *([earlier] if new or not held else []), *answers)
     looks = ledger.runs[name].looks if name in ledger.runs and ledger.promised(name) else None
     _require_room(plan, before, together, state, state.seen or (looks is not None and looks.looked))
-    if name not in ledger.runs:
+    begins = name not in ledger.runs
+    if begins:
         if not stretches:
             _say_what_fits(ledger, name, state, plan)
-        ledger.begin(before[0] if before else plan, name, by)
+        ledger.begin(before[0] if before else plan, name, by, earlier if new else None, note)
     ledger.run = name
     for one in stretches:
         if new and ledger.plan != one.plan:
             ledger.replan(one.plan)
-    if new:
+    if new and not begins:
         ledger.spend(earlier, note)
     if ledger.plan != plan:
         ledger.replan(plan)
