@@ -179,6 +179,31 @@ def test_after_an_interrupt_in_the_middle_of_an_entry_the_ledger_is_opened_again
         assert ledger.runs[ledger.run].numbers == {0, 1, 2}
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="has no fork")
+def test_a_fork_cannot_write_into_the_ledger_that_it_shares(path):
+    """Two processes with one open file, and one place in it, would write over each other's lines."""
+    program = """
+import os, sys
+from jaxacct.training import Ledger, Plan
+plan = Plan(target_delta=1e-5, dataset_size=10, sampling_probability=1.0, steps=9, noise_multiplier=1.0)
+ledger = Ledger.create(sys.argv[1], plan)
+if os.fork() == 0:
+    try:
+        ledger.record(0, "child", "b", 1.0, 1.0)
+    except Exception as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+ledger.record(0, "parent", "b", 1.0, 1.0)
+"""
+    environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", program, str(path)]
+    told = subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert told.count("\n") == 1 and "was opened by another process, of which this one is a fork; write there" in told
+    ledger = Ledger.read(path)
+    assert [entry.key for entry in ledger.runs[ledger.run].seen] == ["parent"]
+
+
 def test_a_last_line_cut_off_anywhere_counts_at_its_worst(path):
     whole = written(path)
     start = whole[:-1].rindex(b"\n") + 1

@@ -47,14 +47,16 @@ class LedgerFile:
     """The file of an open ledger.  `hold` locks other writers out.  An entry is on the disk when `append` returns."""
 
     def __init__(self, path: Path, file: BinaryIO | None) -> None:
-        self.path, self._file = path, file
+        self.path, self._file, self._process = path, file, os.getpid()
         self.size = 0
 
     @property
     def file(self) -> BinaryIO:
-        """The open file.  If the file is closed, reading this property raises InputError."""
+        """The open file.  If the file is closed, or was opened before a fork, reading this raises InputError."""
         if self._file is None:
             raise InputError(f"{self.path}: is not open for writing; use Ledger.open")
+        if self._process != os.getpid():
+            raise InputError(f"{self.path}: was opened by another process, of which this one is a fork; write there")
         return self._file
 
     @property
