@@ -199,6 +199,8 @@ def noisy_mean(key: jax.Array, noise_multiplier: float, clip_norm: PyTree, expec
 
     Its input must be the *sum over the whole drawn batch of gradients clipped to clip_norm*, as ``clipped_sum`` returns
     it; add micro-batches first.  No code can check this: with a mean, or without clipping, the noise protects nothing.
+    Use one `noisy_mean` for one tree, and give each branch of ``optax.multi_transform`` a key of its own: the same key
+    draws the same noise for both parts, and their difference has none.
 
     Parameters
     ----------
