@@ -16,6 +16,7 @@ from training_runs import KEY, keyed, linear, plan_of, still_trainer
 from jaxacct.core.validation import InputError
 from jaxacct.training import Ledger, Plan, Trainer
 from jaxacct.training.run import log as run_log
+from jaxacct.training.run.log import ProgressLine
 from jaxacct.training.step.counts_and_losses import PrivateLoss
 
 
@@ -114,17 +115,18 @@ def test_a_file_of_json_lines(tmp_path):
     assert path.stat().st_mode & 0o077 == 0  # for its owner alone
 
 
-def test_a_run_that_is_interrupted_and_resumed(tmp_path):
+def test_a_run_that_is_interrupted_and_resumed(tmp_path, monkeypatch):
     """A run is interrupted at step 10, its log's last line is cut off, and it resumes from the checkpoint of step 7."""
     path, place = tmp_path / "log.jsonl", tmp_path / "checkpoints"
 
-    def interrupt(state):
-        if state.step == 10:
+    def interrupt(self, step, *_):
+        if step == 10:
             raise KeyboardInterrupt
 
     kept = {"checkpoints": place, "checkpoint_every": 7}
-    with pytest.raises(KeyboardInterrupt):
-        run(path, callbacks=[interrupt], **kept)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ProgressLine, "update", interrupt)
+        run(path, **kept)
     before = lines(path)
     assert steps(before) == [*range(1, 11)] and before[-1]["ended"] == "KeyboardInterrupt" and "step" not in before[-1]
     with path.open("a") as file:

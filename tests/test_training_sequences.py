@@ -15,6 +15,7 @@ from training_runs import squares, still_trainer
 from jaxacct import strategies
 from jaxacct.core.validation import InputError
 from jaxacct.training import Ledger, Plan, Source, Trainer, params_of
+from jaxacct.training.run.checkpoints import Store
 
 STEPS = 10
 DATA = np.linspace(0.0, 1.0, 40, dtype=np.float32).reshape(20, 2)
@@ -79,7 +80,7 @@ def fit(end=None, **more):
     return {"end": end} | more
 
 
-def died(step, **more):
+def raised(step, **more):
     return fit(("raise", step), **more)
 
 
@@ -93,24 +94,25 @@ def killed(step, **more):
 
 OTHER = {"rate": 0.2}
 SEQUENCES = {
-    "stop before the steps of a fit that died": [died(9), stopped(6), fit(**OTHER)],
-    "killed in place of raised": [killed(9), stopped(6), fit(**OTHER)],
-    "a ledger that joins": [died(9), died(6, ledger=True), fit(ledger=True, **OTHER)],
-    "a ledger that joins and is killed": [killed(9), killed(6, ledger=True), fit(ledger=True, **OTHER)],
-    "a ledger that joins before the first checkpoint": [died(3), died(1, ledger=True), fit(ledger=True, **OTHER)],
-    "a ledger that joins after the stop": [died(9), stopped(6), fit(ledger=True, **OTHER)],
-    "a ledger that joins and stops": [died(9), stopped(6, ledger=True), fit(ledger=True, **OTHER)],
-    "from memory, without the folder": [died(9), stopped(6), fit(alone=True, **OTHER)],
-    "from memory into a ledger": [died(9), stopped(6), fit(alone=True, ledger=True, **OTHER)],
-    "stopped twice": [died(9), stopped(6), stopped(7), fit(**OTHER)],
-    "stopped and killed": [died(9), stopped(6), killed(7), fit(**OTHER)],
+    "stop before the steps of a fit that died": [killed(9), stopped(6), fit(**OTHER)],
+    "raised in place of killed": [raised(7), killed(9), stopped(8), fit(**OTHER)],
+    "raised, and another program": [raised(7), fit(**OTHER)],
+    "a ledger that joins": [killed(9), killed(6, ledger=True), fit(ledger=True, **OTHER)],
+    "a ledger that joins and is left": [killed(9), raised(6, ledger=True), fit(ledger=True, **OTHER)],
+    "a ledger that joins before the first checkpoint": [killed(3), killed(1, ledger=True), fit(ledger=True, **OTHER)],
+    "a ledger that joins after the stop": [killed(9), stopped(6), fit(ledger=True, **OTHER)],
+    "a ledger that joins and stops": [killed(9), stopped(6, ledger=True), fit(ledger=True, **OTHER)],
+    "from memory, without the folder": [killed(9), stopped(6), fit(alone=True, **OTHER)],
+    "from memory into a ledger": [killed(9), stopped(6), fit(alone=True, ledger=True, **OTHER)],
+    "stopped twice": [killed(9), stopped(6), stopped(7), fit(**OTHER)],
+    "stopped and killed": [killed(9), stopped(6), killed(7), fit(**OTHER)],
     "killed and stopped": [killed(9), killed(8), stopped(6), fit(**OTHER)],
-    "another plan": [died(9), stopped(6), fit(plan="other")],
-    "another plan and back": [died(9), stopped(7, plan="other"), fit()],
-    "another plan that died": [died(9), died(8, plan="other"), stopped(6, plan="other"), fit(**OTHER)],
-    "another program that died": [died(9), died(8, **OTHER), stopped(6, **OTHER), fit()],
-    "with a ledger throughout": [died(9, ledger=True), stopped(6, ledger=True), fit(ledger=True, **OTHER)],
-    "a finished run goes on": [died(9), fit(), fit(plan="other")],
+    "another plan": [killed(9), stopped(6), fit(plan="other")],
+    "another plan and back": [killed(9), stopped(7, plan="other"), fit()],
+    "another plan that died": [killed(9), killed(8, plan="other"), stopped(6, plan="other"), fit(**OTHER)],
+    "another program that died": [killed(9), killed(8, **OTHER), stopped(6, **OTHER), fit()],
+    "with a ledger throughout": [killed(9, ledger=True), stopped(6, ledger=True), fit(ledger=True, **OTHER)],
+    "a finished run goes on": [killed(9), fit(), fit(plan="other")],
 }
 
 
@@ -136,12 +138,13 @@ def test_no_step_is_forgotten(tmp_path, drawn, name, plan):
 
 
 REPEATED = {
-    "died": [died(9), fit()],
+    "raised": [raised(9), fit()],
     "killed twice": [killed(9), killed(7), fit()],
-    "died, stopped": [died(9), stopped(6), fit()],
-    "died, stopped twice": [killed(9), stopped(6), stopped(8), fit()],
-    "died, stopped, killed": [died(9), stopped(6), killed(8), fit()],
-    "stopped": [stopped(6), died(9), stopped(7), fit()],
+    "killed, stopped": [killed(9), stopped(6), fit()],
+    "killed, stopped twice": [killed(9), stopped(6), stopped(8), fit()],
+    "killed, raised, stopped": [killed(9), raised(6), stopped(8), fit()],
+    "killed, stopped, killed": [killed(9), stopped(6), killed(8), fit()],
+    "stopped": [stopped(6), killed(9), stopped(7), fit()],
 }
 
 
@@ -161,7 +164,7 @@ def test_a_run_that_repeats_itself_to_its_end_claims_its_plan_alone(tmp_path, dr
 def test_a_ledger_that_joins_without_room_is_refused_before_it_is_made(tmp_path, drawn):
     """Where the steps that may have followed leave no room, the run can still go on without the ledger."""
     here = tmp_path / "here"
-    fitted(here, None, plan="target", **died(9))
+    fitted(here, None, plan="target", **killed(9))
     with pytest.raises(InputError, match="steps after it may have been released that no ledger holds"):
         fitted(here, None, plan="target", ledger=True, **fit())
     assert not (here / "ledger").exists()
@@ -176,33 +179,37 @@ def test_sources_and_shared_noise_forget_no_step(tmp_path, data):
     shared = {"sampling": "cyclic_poisson", "expected_batch_size": 4, "groups": 4, "noise": strategies.Banded(3)}
     plan = Plan(**given, **(shared if data == "correlated" else {"sampling_probability": 1.0}))
     rows = Source(DATA) if data == "source" else DATA
-    seen = set()
+    seen, here, copy = set(), tmp_path / "run", tmp_path / "copy"
 
-    def run(rate, end, how="stop"):
+    def run(rate, end, kill=False):
         def callback(state):
             seen.add((state.step, np.asarray(state.params).tobytes()))
-            if state.step == end and how == "raise":
+            if state.step == end and kill:
+                shutil.copytree(here, copy)
                 raise Mistake
             return state.step == end
 
         trainer = Trainer(squares, optax.sgd(rate), plan, 1.0)
-        start, more = trainer.init(jnp.zeros(2)), {"checkpoints": tmp_path / "run", "checkpoint_every": 5}
+        start, more = trainer.init(jnp.zeros(2)), {"checkpoints": here, "checkpoint_every": 5}
         with suppress(Mistake):
             return trainer.fit(start, rows, callbacks=[callback], progress=False, **more)
+        shutil.rmtree(here)
+        copy.rename(here)
 
-    run(0.1, 9, "raise")
-    run(0.1, 6)
+    run(0.1, 9, kill=True)
+    stopped = run(0.1, 6)
+    assert stopped.step == 6 and float(stopped.epsilon.upper) >= float(plan.epsilon.upper)
     state = run(0.05, None)
-    if data == "source":  # the fit that raised wrote its last step, so the second fit took the tenth
+    assert len(seen) > STEPS
+    if data == "source":
         assert at_least(state, dict.fromkeys(seen, 2.0))
-    else:  # three passes of four steps, and what was forgotten of them once more
-        assert len(seen) > STEPS
+    else:  # the passes of the plan, and those of the steps that are drawn anew
         assert float(state.epsilon.upper) > float(plan.epsilon.upper)
 
 
 def test_params_of_leaves_the_steps_that_may_follow(tmp_path, drawn):
     here = tmp_path / "here"
-    fitted(here, None, **died(9))
+    fitted(here, None, **killed(9))
     fitted(here, None, **stopped(6))
     params_of(here / "run")
     with pytest.raises(InputError, match="may not go on with another plan"):
@@ -213,8 +220,52 @@ def test_params_of_leaves_the_steps_that_may_follow(tmp_path, drawn):
 
 def test_a_ledger_that_joins_holds_the_whole_plan_that_may_have_been_taken(tmp_path, drawn):
     here = tmp_path / "here"
-    fitted(here, None, **died(9))
-    fitted(here, None, ledger=True, **died(6))
+    fitted(here, None, **killed(9))
+    fitted(here, None, ledger=True, **killed(6))
     with Ledger.open(here / "ledger") as ledger:
         (entry,) = ledger.runs[ledger.run].noted
     assert entry.note.startswith("before this ledger began") and f"steps={float(STEPS)}" in repr(entry.mechanism)
+
+
+@pytest.mark.parametrize("ends", ["raise at the look", "raise later", "kill later", "interrupt later"])
+def test_without_a_ledger_a_checkpoint_says_that_a_callback_looked(tmp_path, ends, drawn):
+    """Another plan may not follow what a look may have ended; the same run goes on, and claims its plan alone."""
+    here, trainer, copy = tmp_path / "here", trainer_of(), tmp_path / "copy"
+
+    def callback(state):
+        if state.step == 7:
+            assert np.isfinite(state.params).all()
+            if ends == "raise at the look":
+                raise Mistake
+        if state.step == 8:
+            if ends == "kill later":
+                shutil.copytree(here, copy)
+            raise KeyboardInterrupt if ends == "interrupt later" else Mistake
+
+    with suppress(Mistake, KeyboardInterrupt):
+        more = {"checkpoints": here / "run", "checkpoint_every": 5, "progress": False}
+        trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[callback], **more)
+    if copy.exists():
+        shutil.rmtree(here)
+        copy.rename(here)
+    with pytest.raises(InputError, match="after callbacks had looked at its outputs"):
+        fitted(here, None, plan="other")
+    state = fitted(here, None)
+    assert (state.stopped, len(drawn)) == ("finished", STEPS)
+    assert float(state.epsilon.upper) == float(state.plan.epsilon.upper)
+
+
+def test_a_look_writes_one_checkpoint_more(tmp_path, drawn, monkeypatch):
+    saved, save = [], Store.save
+    monkeypatch.setattr(Store, "save", lambda self, found: (saved.append((found.step, found.seen)), save(self, found)))
+    trainer, more = trainer_of(), {"checkpoint_every": 5, "progress": False}
+    trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[lambda s: None], checkpoints=tmp_path / "one", **more)
+    assert saved == [(0, False), (5, False), (10, False)]
+    saved.clear()
+    look = lambda state: state.params is None
+    trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[look], checkpoints=tmp_path / "two", **more)
+    assert saved == [(0, False), (1, True), (5, True), (10, True)]
+    saved.clear()
+    more["ledger"] = tmp_path / "ledger"
+    trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[look], checkpoints=tmp_path / "three", **more)
+    assert saved == [(0, False), (5, True), (10, True)]

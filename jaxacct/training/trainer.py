@@ -366,6 +366,15 @@ class Trainer:
             return Checkpoint(step, carried, line, history, session, stopped, looks.seen, scores)
 
         saved = found
+
+        def keep_look() -> None:
+            """Write a checkpoint that says that outputs were seen, if neither a ledger nor the last one says so."""
+            nonlocal line, saved
+            if ledger is None and store is not None and saved is not None and looks.seen and not saved.seen:
+                line = line.replace(seal=digest_of(carried))
+                saved = now(session=program.session)
+                store.save(saved)
+
         begins, ended = step < plan.steps and stopped != "early_stop", None if ledger is None else ledger.ended
         repeats = program.goes_on(found, ledger is not None)
         if store is not None and begins and not repeats:
@@ -416,11 +425,18 @@ class Trainer:
                         see()
                         noted = True
                     view = shown(self._state(now(), program.frozen, evaluations), looks)
-                    stop, alive = self._called(callbacks, view, looks), weakref.ref(view)
+                    try:
+                        stop, alive = self._called(callbacks, view, looks), weakref.ref(view)
+                    except BaseException:
+                        if alone:
+                            _whatever_fails(keep_look)
+                        raise
                     del view
                     # the next step must not overwrite arrays of this state that a callback may have kept
                     kept = looks.at_this or alive() is not None
                     stop, looks.seen, kept = processes.any(stop, looks.seen, kept)
+                    if not stop:
+                        keep_look()
                     if kept and program.overwrites and not stop:
                         carried = copied(carried)
                     if stop:
@@ -479,4 +495,4 @@ def _whatever_fails(note: Callable[[], Any]) -> None:
     try:
         note()
     except InputError as error:
-        say(f"jaxacct: {error}; the ledger does not say that outputs were seen: count the plan to its end")
+        say(f"jaxacct: {error}; nothing says that outputs were seen: count the plan to its end")
