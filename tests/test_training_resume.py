@@ -65,14 +65,14 @@ def begun(folder, with_ledger, drawn):
             shutil.copytree(folder / "run", folder / f"run at {state.step - 1}")
         if with_ledger and state.step == 3:
             shutil.copy(folder / "ledger", folder / "ledger at 3")
-        if state.step == CRASH:
+        if state.step == CRASH:  # a killed process leaves what is there now; without a ledger an exception adds a look
+            shutil.copytree(folder / "run", folder / "run at 6")
             raise Crash
 
     more = {"checkpoints": folder / "run", "checkpoint_every": 2, "progress": False}
     more["ledger"] = folder / "ledger" if with_ledger else None
     with suppress(Crash):
         trainer.fit(first, DATA, callbacks=[keep], **more)
-    shutil.copytree(folder / "run", folder / "run at 6")
     if with_ledger:
         shutil.copy(folder / "ledger", folder / "ledger at 7")
     keys = list(drawn)
