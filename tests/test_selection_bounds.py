@@ -124,7 +124,6 @@ def test_an_envelope_ends_at_a_known_epsilon_of_the_base(monkeypatch):
     """Here every upper end of the base's delta is at least 1e-9, though its epsilon at smaller deltas is known."""
     coarse, real = (lambda *given: np.maximum(real(*given), 1e-9)), envelope.upper_delta
     monkeypatch.setattr(envelope, "upper_delta", coarse)
-    monkeypatch.setattr(envelope, "epsilon", lambda *_, **__: ja.Bounds(0.0, 1.0, 1.0, "bound", "width", "lattice"))
     run, law = ja.Gaussian(3.0), selection.Geometric(0.1)
     assert selection.bound_epsilon(run, law, 1e-40, bound="envelope").upper < 6.0
 

@@ -410,11 +410,6 @@ def _on_few_contours(parts: Components, eps: list[np.ndarray]) -> list[np.ndarra
     return [x[:, :, :n].reshape(2, -1)[:, : at.size] for x, n, at in zip(each, blocks, eps, strict=True)]
 
 
-def shared_deltas(run: Mechanism, eps: np.ndarray, side: Sides) -> np.ndarray:
-    """Return upper bounds of one base's delta in one direction at ascending eps. Neighbours share a contour."""
-    return np.asarray(_on_few_contours(components(run, "add_or_remove_one", side.direction), [eps])[0][1])
-
-
 def _last(run: Mechanism, level: np.ndarray, relation: str) -> np.ndarray:
     """Return an upper bound of the epsilon at delta = `level`, clipped to the interval from 1e-9 to ASKED_EPS."""
     found = epsilon(run, np.minimum(level, 1.0 - ROUNDOFF), relation=relation, rtol=PROFILE_RTOL).upper

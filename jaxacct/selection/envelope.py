@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxacct.accounting.account import epsilon
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.engines import backend
 from jaxacct.mechanisms import Mechanism, batch_shape
@@ -24,7 +23,6 @@ from jaxacct.selection.base_profile import (
     each_pair,
     infinite_mass,
     outer,
-    shared_deltas,
     sides,
     upper_delta,
     upper_epsilon,
@@ -40,14 +38,12 @@ LARGEST_EPS = 700.0
 """Largest eps that is tried, so that e^eps is finite."""
 VALUES = 24_000
 """Number of points v spread evenly among the knots of the polygon above T. Each v, and each knot, gives a line."""
-FAR_POINTS = 128
+FAR_POINTS = 24
 """Number of points at larger eps that extend the base's cached profile, if this profile ends too early."""
 LEVELS = 1e3
 """Deltas at which a profile ends are rounded down to powers of this number."""
 MOST_KEPT = 64
 """Number of extensions of profiles that are kept."""
-ANCHORS = 8
-"""Beyond the profile's end, the eps of this many deltas is solved for. FAR_POINTS eps between them share contours."""
 TAIL_SHARE = 1e-6
 """The table ends where the losses beyond its last eps add at most this share of delta to the answer."""
 
@@ -161,8 +157,7 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
     if high[-1] > infinite + level:  # the profile ends before delta is small enough, so add points at larger eps
         # A search over laws of K asks for many levels. Rounded down they are few, and the points of each are kept.
         level = max(LEVELS ** math.floor(math.log(level, LEVELS)), 1e-290)
-        last = float(np.log(ratio[-1])), float(high[-1])
-        eps, deltas = _beyond(run, *last, infinite, level, side, backend.on_numpy(1))
+        eps, deltas = _beyond(run, float(np.log(ratio[-1])), infinite, level, side, backend.on_numpy(1))
         # e^eps is rounded up. The upper bound of delta also holds there, because delta does not rise with eps.
         ratio = np.append(ratio, np.exp(eps) * (1.0 + 4.0 * ROUNDOFF * (1.0 + eps)))
         high = np.append(high, deltas)
@@ -171,24 +166,15 @@ def profile_points(run: Mechanism, level: float, side: Sides) -> tuple[np.ndarra
 
 @functools.lru_cache(MOST_KEPT)
 def _beyond(
-    run: Mechanism, end: float, high: float, infinite: float, level: float, side: Sides, plain: bool
+    run: Mechanism, end: float, infinite: float, level: float, side: Sides, plain: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (eps, upper bounds of delta) beyond the eps `end`, where delta is at most `high`. `plain`: by NumPy."""
-    beyond = max(high - infinite, level)
-    middle = epsilon(run, infinite + np.sqrt(beyond * level), relation=side.forward, rtol=PROFILE_RTOL)
-    if middle.ok and middle.engine == "contour" and middle.kind == "certified":
-        anchors = infinite + np.geomspace(beyond, level, ANCHORS + 1)
-        at = np.maximum.accumulate(upper_epsilon(run, anchors, side.forward, PROFILE_RTOL))
-        at = np.clip(at, end, LARGEST_EPS + 1.0)
-        eps = np.interp(np.linspace(0.0, ANCHORS, FAR_POINTS), np.arange(ANCHORS + 1.0), at)
-        before = np.searchsorted(at, eps, side="right") - 1
-        deltas = np.minimum(shared_deltas(run, eps, side), anchors[np.maximum(before, 0)])
-    else:  # other engines give delta at many eps sooner than epsilon at one delta
-        last = np.fmin(upper_epsilon(run, np.asarray(infinite + level), side.forward, PROFILE_RTOL), LARGEST_EPS)
-        eps = np.linspace(end, last, 49)[1:]
-        deltas = np.array(upper_delta(run, eps, side.forward, PROFILE_RTOL))
-        if last < LARGEST_EPS:  # then `last` is an upper bound of the epsilon at the delta `infinite + level`
-            deltas[-1] = min(deltas[-1], infinite + level)
+    """Return (eps, upper bounds of delta) beyond the eps `end`. `plain`: by NumPy."""
+    last = np.fmin(upper_epsilon(run, np.asarray(infinite + level), side.forward, PROFILE_RTOL), LARGEST_EPS)
+    # of a Gaussian the log of delta falls with the square of eps, so these eps are evenly spread over the logs
+    eps = np.append(np.sqrt(np.linspace(end * end, last * last, FAR_POINTS + 1)[1:-1]), last)
+    deltas = np.array(upper_delta(run, eps, side.forward, PROFILE_RTOL))
+    if last < LARGEST_EPS:  # then `last` is an upper bound of the epsilon at the delta `infinite + level`
+        deltas[-1] = min(deltas[-1], infinite + level)
     further = (np.diff(eps, prepend=end) > 1e-12) & (eps <= LARGEST_EPS)
     return eps[further], deltas[further]
 
