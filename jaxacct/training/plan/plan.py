@@ -352,15 +352,6 @@ class Plan(PlanRequest):
             raise InputError(f"sampling = {self.sampling!r} has no passes; only {' and '.join(rules.BY_PASS)} do")
         return pass_at(self._blocks, int(step))
 
-    @functools.cached_property
-    def passes(self) -> list[tuple[int, int]]:
-        """Pairs (first step, last step + 1) of all passes or rounds."""
-        return [
-            (first, min(first + length, end))
-            for start, end, length, _ in self._blocks
-            for first in range(start, end, length)
-        ]
-
     def begins_pass(self, step: int) -> bool:
         """Return whether a pass begins at a step, or a whole last pass ends there; True if there are no passes."""
         self._require(step, self.steps)

@@ -129,8 +129,8 @@ class AdaptiveClip:
     Andrew et al. 2021, "Differentially private learning with adaptive clipping".
 
     >>> rule = AdaptiveClip(initial=0.1, quantile=0.5, count_noise=10.0)
-    >>> round(rule.gradient_noise(1.0, 100.0), 6)
-    1.001252
+    >>> rule.count_deviation(100.0)
+    10.0
     """
 
     initial: float
@@ -148,10 +148,6 @@ class AdaptiveClip:
     def count_deviation(self, expected_batch_size: float) -> float:
         """Return the standard deviation of the noise on the count, in examples."""
         return 0.1 * expected_batch_size if self.count_noise is None else self.count_noise
-
-    def gradient_noise(self, noise_multiplier: float, expected_batch_size: float) -> float:
-        """Return the result of the function `gradient_noise` for a step that releases this count and no loss."""
-        return gradient_noise(noise_multiplier, expected_batch_size, self, None)
 
     def draw(self, words: ArrayLike, expected_batch_size: float) -> np.int32:
         """Draw the noise on twice the count, as an integer, from a step's key, given as uint32 `words`."""
