@@ -95,7 +95,7 @@ def test_a_recalibrated_plan_is_never_above_its_target(scenario):
     assert [again.at(s)[2:] for s in range(at)] == [plan.at(s)[2:] for s in range(at)]
     exact = of_passes(again) if plan.sampling == "fixed_batches" else gaussian_epsilon(mu_after(again, again.steps))
     if data_dependent:
-        assert again.kind == "rdp_filter" and again.epsilon.upper == plan.epsilon.upper
+        assert again.epsilon.engine == "rdp_filter" and again.epsilon.upper == plan.epsilon.upper
     assert again.epsilon.upper <= plan.target_epsilon and exact <= plan.target_epsilon * ROUNDING
     assert again.epsilon.upper >= plan.target_epsilon * (1 - 2e-4) - 1e-4
 

@@ -264,9 +264,7 @@ class Profile:
 
     def of_presence(self) -> Profile:
         """Return the profile of the tests for a record that was used, which is that of removing it if there is one."""
-        both = self.relation == "add_or_remove_one" or (
-            self.relation == "zero_out" and add_and_remove(self.mechanism, self.relation)
-        )
+        both = self.relation not in REVERSED and add_and_remove(self.mechanism, self.relation)
         return self._one_direction("remove") if both else self
 
     def posterior_at(self, prior: ArrayLike, fpr: ArrayLike, rate: Bounds) -> Bounds:

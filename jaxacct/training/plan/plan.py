@@ -366,11 +366,6 @@ class Plan(PlanRequest):
         """Return the counts of releases in steps `first` to `end - 1`.  A pass partly in this range counts in full."""
         return releases(self.segments, end, self.sampling, self.dataset_size, first, self.cap or 0)
 
-    @property
-    def kind(self) -> str:
-        """How epsilon is computed: "rdp_filter" if the plan has a filter, else "composition"."""
-        return "rdp_filter" if self.filter else "composition"
-
     @functools.cached_property
     def whole(self) -> Counter[Release]:
         """Counts of all releases of the plan."""
