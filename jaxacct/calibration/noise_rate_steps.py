@@ -280,8 +280,7 @@ def _calibrated(unknown: str, given: dict[str, Any], limits: tuple[float, float]
     numbers = numbers_of_rule(sampling, run, group)  # the run's numbers, all but the unknown
     relation = usual_relation(sampling) if given["relation"] is None else given["relation"]
     choice("relation", relation, RELATIONS)
-    # If groups take turns, a record is in at most one step of a round. So a round counts as one step of a Poisson run.
-    # But a replaced record may be in another group.
+    # Where groups take turns, a round counts as one step of a Poisson run. But a replaced record may change its group.
     if RULES[rule_name(sampling)].in_turns and group == 1 and "steps" in numbers and relation != "replace_one":
         fewer = {"steps": rounds_of(numbers["steps"], numbers["groups"])}
         numbers, sampling = {name: numbers[name] for name in ORDER if name in numbers} | fewer, "poisson"

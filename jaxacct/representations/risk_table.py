@@ -234,9 +234,8 @@ def risk(
     power = present.true_positive_rate(alike.reshape(-1, *axes))
     tpr = {float(rate): power[place] for place, rate in enumerate(alike)}
     readings = [Reading("advantage", {}, p.advantage())]
-    for rate in rates:
-        either = tpr[rate] if present is p else p.true_positive_rate(rate)
-        readings.append(Reading("true_positive_rate", {"fpr": rate}, either))
+    either = tpr if present is p else {rate: p.true_positive_rate(rate) for rate in rates}
+    readings += [Reading("true_positive_rate", {"fpr": rate}, either[rate]) for rate in rates]
     for chance in priors:
         for rate in rates:
             posterior = present.posterior_at(chance, rate, tpr[rate])

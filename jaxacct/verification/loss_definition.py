@@ -220,11 +220,9 @@ SUMS = (known.Gaussian, known.Laplace, known.DiscreteGaussian, known.DiscreteLap
 @defines(known.PoissonSampled)
 def _poisson(asked: Asked, mechanism: Any, sampling_probability: Any, group: int, in_turns: bool) -> list[Part]:
     rate = asked.rate * ball(sampling_probability)
-    if in_turns and asked.relation == "replace_one":
-        raise NotCovered("a replaced record where groups take turns")
     if group > 1:
         return group_of(replace(asked, rate=rate), mechanism, group)
-    if asked.relation == "replace_one" and not (rate == 1 or rate.is_zero()):
+    if asked.relation == "replace_one" and (in_turns or not (rate == 1 or rate.is_zero())):
         raise NotCovered("Poisson sampling under replace_one")
     if asked.relation == "zero_out" and type(mechanism) not in (*SUMS, known.PoissonSampled) and not rate == 1:
         raise NotCovered(f"a sampled {type(mechanism).__name__} under zero_out")
