@@ -59,6 +59,29 @@ def test_every_door_knows_that_groups_take_turns():
     assert ja.epsilon(chosen, 1e-5, relation="replace_one").upper >= 3.9
 
 
+def test_no_door_has_a_pair_of_a_replaced_record_where_groups_take_turns():
+    """Each of these took the pair of one group, and claimed delta(3) = .0701 for .0806."""
+    run, one = ja.dp_sgd(0.8, 0.1, 80, sampling="cyclic_poisson", bands=2), {"relation": "replace_one"}
+    law, finite = (
+        selection.Geometric(0.5),
+        ja.PoissonSampled(ja.FiniteOutput([0.7, 0.3], [0.2, 0.8]), 0.5, in_turns=True),
+    )
+    asked = [
+        (selection.candidates_profile, [run], [0.0, 3.0]),
+        (selection.bound_delta, run, law, 3.0),
+        (selection.bound_epsilon, run, law, 1e-5),
+        (ja.interop.to_dp_accounting_pld, run),
+        (lambda m, relation: ja.profile(m, relation).renyi(2.0), finite),
+        (lambda m, relation: ja.profile(m, relation).zcdp(), finite),
+        (whole, run, law, PrivateScore(lambda w, x: x > w, np.arange(10.0), noise_multiplier=9.0), 1e-5),
+    ]
+    for door, *given in asked:
+        assert "groups take turns; ask ja.epsilon" in refusal(door, *given, **one)
+    assert "must be True or False" in refusal(ja.PoissonSampled, ja.Gaussian(1.0), 0.1, in_turns="no")
+    known = ja.profile(finite, "replace_one")
+    assert known.delta(0.3).upper >= 0.1 and known.true_positive_rate(0.2).kind == "bound"
+
+
 def test_no_replacement_is_verified_where_groups_take_turns():
     """Without sampling the bound of one group would be verified, which is smaller than that of two."""
     whole = ja.MatrixMechanism(BANDS, 8.0, strategies.CyclicPoisson(2, 1.0))
@@ -86,12 +109,12 @@ def test_parts_for_different_groups_are_a_bound_for_the_smallest():
         ja.compose(ja.repeat(three, 2), one),
     ):
         found = ja.epsilon(mechanism, 1e-5)
-        assert found.kind == "bound" and found.lower == 0.0 and mechanism.records_covered() == 1
+        assert found.kind == "bound" and found.lower == 0.0 and min(mechanism.group_sizes()) == 1
         assert ja.epsilon(selection.select(mechanism, selection.Geometric(0.5)), 1e-5).kind == "bound"
     alike = ja.compose(three, ja.PoissonSampled(ja.Gaussian(2.0), 0.2, group=3))
-    assert ja.epsilon(alike, 1e-5).kind == "certified" and alike.records_covered() == 3
-    assert selection.select(alike, selection.Geometric(0.5)).records_covered() == 3
-    assert ja.ProposeTestRelease(three, 2.0, 10.0).records_covered() == 1
+    assert ja.epsilon(alike, 1e-5).kind == "certified" and alike.group_sizes() == {3}
+    assert selection.select(alike, selection.Geometric(0.5)).group_sizes() == {3}
+    assert ja.ProposeTestRelease(three, 2.0, 10.0).group_sizes() == {1}
 
 
 @pytest.mark.parametrize(
@@ -147,3 +170,18 @@ def test_a_replaced_record_moves_a_score_by_one(on):
         whole(ja.Gaussian(100.0), selection.Geometric(0.3), score, 1e-5, "add_or_remove_one").epsilon.kind
         == "certified"
     )
+
+
+def test_tests_and_losses_are_of_one_pair_of_data_sets():
+    """The profile joins two pairs: with the others as the record, or not. No test has both, .500 for .467."""
+    sampled = ja.SampledWithoutReplacement(ja.FiniteOutput([0.7, 0.3], [0.1, 0.9]), 0.5)
+    risks = ja.risk(sampled, fpr=0.2, prior=0.5, baseline=0.2, relation="remove_one")
+    for key in (("true_positive_rate", 0.2), ("posterior", 0.5, 0.2), ("reconstruction", 0.2)):
+        assert risks[key].kind == "bound" and risks[key].upper >= (0.7 if key[0] == "posterior" else 0.46667)
+    assert risks["advantage"].kind == risks["bayes_success", 0.5].kind == "certified"
+    whole_data = ja.SampledWithoutReplacement(ja.FiniteOutput([0.7, 0.3], [0.1, 0.9]), 1.0)
+    for relation in ("remove_one", "add_or_remove_one", "replace_one"):
+        known = ja.profile(whole_data, relation)
+        assert known.true_positive_rate(0.25).kind == known.tradeoff(0.25).kind == "bound"
+    assert ja.profile(sampled, "remove_one").cdf(0.3).p.kind == "bound"
+    assert ja.profile(ja.SampledWithoutReplacement(ja.Gaussian(1.0), 0.5)).true_positive_rate(0.2).kind == "certified"

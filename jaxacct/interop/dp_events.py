@@ -425,8 +425,9 @@ def to_dp_event(mechanism: Mechanism) -> dp_event.DpEvent:
     Randomized response among k answers must give the true answer with probability at least 1/k. Its event's noise
     parameter is rounded down, so that the event never promises more privacy than the mechanism has. A sampling ratio
     becomes a sample size and a data-set size whose ratio, rounded up, is the sampling ratio. A matrix mechanism becomes
-    the Gaussians that it equals, sampled or not. PureDP(epsilon > 0), ApproximateDP, DiscreteGaussian,
-    ExponentialMechanism, ReportNoisyMax and RandomAllocation need a later dp_accounting than 0.6.0.
+    the Gaussians that it equals, sampled or not; where groups take turns, the event is for adding and removing alone,
+    since it cannot say that a replaced record may change its group. PureDP(epsilon > 0), ApproximateDP,
+    DiscreteGaussian, ExponentialMechanism, ReportNoisyMax and RandomAllocation need a later dp_accounting than 0.6.0.
 
     Parameters
     ----------

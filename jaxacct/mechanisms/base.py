@@ -154,9 +154,9 @@ class Mechanism(ABC):
         """Return whether a sample counts as public under the relation (README.md, "Sampled guarantees")."""
         return any(mechanism.reveals(relation) for mechanism in self.inside())
 
-    def records_covered(self) -> int:
-        """Return how many records together a guarantee covers. Several parts cover the smallest `group` of them."""
-        return int(np.min(getattr(self, "group", 1)))
+    def group_sizes(self) -> set[int]:
+        """Return the sizes of the groups that the parts protect together. A guarantee covers the smallest of them."""
+        return {int(size) for size in np.ravel(getattr(self, "group", 1))}
 
     def replaced_apart(self) -> bool:
         """Return whether no pair is known for a replaced record. A bound then counts one removal and one addition."""

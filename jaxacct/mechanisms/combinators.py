@@ -102,8 +102,8 @@ class Repeated(Combinator):
     def _several(self) -> bool:
         return bool(np.any(np.greater(self.steps, 1.0)))
 
-    def records_covered(self) -> int:
-        return int(self.mechanism.records_covered())
+    def group_sizes(self) -> set[int]:
+        return set(self.mechanism.group_sizes())
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         kind = self.mechanism.kind_under(relation, composed or self._several())
@@ -194,8 +194,8 @@ class Composed(Combinator):
         """Return True for ``replace_one`` if the two directions may differ in two or more of the mechanisms."""
         return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
 
-    def records_covered(self) -> int:
-        return min(one.records_covered() for one in self.mechanisms)
+    def group_sizes(self) -> set[int]:
+        return set().union(*(one.group_sizes() for one in self.mechanisms))
 
     def kind_under(self, relation: str, composed: bool = False) -> str:
         return self._weaker(super().kind_under(relation, composed or len(self.mechanisms) > 1), relation)
@@ -206,8 +206,8 @@ class Composed(Combinator):
 
     def _weaker(self, kind: str, relation: str) -> str:
         # a part for a larger group counts more records than the smallest group, which is what the whole covers
-        groups = {one.records_covered() for one in self.mechanisms}
-        return "bound" if kind == "certified" and (len(groups) > 1 or self._mixes_orders(relation)) else kind
+        mixed = len(self.mechanisms) > 1 and len(self.group_sizes()) > 1
+        return "bound" if kind == "certified" and (mixed or self._mixes_orders(relation)) else kind
 
 
 def _without_one(mechanism: Mechanism) -> Mechanism:

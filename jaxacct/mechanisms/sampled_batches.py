@@ -22,6 +22,7 @@ from jaxacct.core.validation import (
     Constraint,
     InputError,
     Tracer,
+    check_flag,
     check_one,
     refuse_where,
 )
@@ -130,12 +131,17 @@ class PoissonSampled(OfGaussianMixtures):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_samplable("PoissonSampled", self.mechanism, fixed_size=False)
+        check_flag("in_turns", self.in_turns, "True if groups of records take turns")
         object.__setattr__(self, "group", check_one("group", self.group, GROUP, ONE_GROUP))
         if self.group > 1 and self._innermost().gaussians() is None:
             require_gaussian(f"group = {self.group}: PoissonSampled", self._innermost())
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         base, rate = self._flat()
+        if relation == "replace_one" and self.replaced_apart():
+            raise InputError(
+                "relation = 'replace_one' gives no pair where groups take turns; ask ja.epsilon or ja.delta for a bound"
+            )
         if self.group > 1:
             contributions = self._contributions()
             if relation == "replace_one":

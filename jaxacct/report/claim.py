@@ -84,7 +84,7 @@ class Claim:
     @property
     def group(self) -> int:
         """How many records the claim covers together, such as those of one person; 1 if `mechanism` is None."""
-        return 1 if self.mechanism is None else self.mechanism.records_covered()
+        return 1 if self.mechanism is None else min(self.mechanism.group_sizes())
 
     @property
     def kind(self) -> str:

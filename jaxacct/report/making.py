@@ -210,7 +210,7 @@ def _blocks(
     kinds = [claim.kind for claim in subject.claims if claim.kind]
     yield page.Items(wording.assumptions(subject.mechanisms, kinds, subject.assumed, subject.unit))
     yield page.Heading("What the claim does not say")
-    groups = {claim.group for claim in subject.claims} | {one.records_covered() for one in subject.mechanisms}
+    groups = {claim.group for claim in subject.claims} | {min(one.group_sizes()) for one in subject.mechanisms}
     yield page.Items([wording.about(subject.unit, text) for text in wording.limits(groups)])
     yield page.Heading("Every mechanism")
     yield subject.spent

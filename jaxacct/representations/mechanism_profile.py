@@ -150,7 +150,7 @@ class Profile:
         given = np.asarray(check("loss", loss, REAL))
         loss = np.clip(given, -FARTHEST_LOSS, FARTHEST_LOSS)
         side = self._one_direction(direction)
-        at = side.delta(loss)
+        at = replace(side.delta(loss), kind=_kind(side))
         ratio = np.exp(loss)
         least, most = np.zeros(at.shape), np.full(at.shape, np.inf)
         # keep the best bounds of four distances: short ones are near dH/dE, long ones have less rounding error
@@ -215,7 +215,7 @@ class Profile:
         # For add_one or remove_one, fit the f of add_or_remove_one. That f is its own inverse, and has the same mu.
         both = replace(self, relation="add_or_remove_one") if self.relation in REVERSED else self
         shape, rows, floor = on_batch(self.mechanism, "above_fpr", check("above_fpr", above_fpr, FLOOR))
-        kind = self.mechanism.kind_of_bracket(both.relation)
+        kind = _kind(both)
         exact = _mu_of_gaussians(both)[rows] if kind == "certified" else np.full(rows.size, np.nan)
         ends, words = np.stack([exact * (1.0 - 1e-14), exact, exact * (1.0 + 1e-14)]), np.full(rows.size, "ok", "<U16")
         lost, lost_words = np.zeros((3, rows.size)), words.copy()
@@ -256,7 +256,7 @@ class Profile:
 
         It is `prior tpr / (prior tpr + (1 - prior) fpr)`, where `prior` in (0, 1) is the probability, before the output
         is seen, that the record was used, and tpr is the true positive rate at `fpr` of tests for a record that was
-        used, as under remove_one. For fpr = tpr = 0 it is `prior`.
+        used, as under remove_one. For fpr = tpr = 0 it is `prior`. Under add_one the record was not used.
         """
         prior = np.asarray(check("prior", prior, OPEN_PROBABILITY))
         fpr = np.asarray(check("fpr", fpr, PROBABILITY))
@@ -431,7 +431,12 @@ def profile(
 
 def _is_exact(profile: Profile) -> bool:
     """Return whether delta is bracketed, not only bounded from above."""
-    return profile.mechanism.kind_of_bracket(profile.relation) == "certified"
+    return _kind(profile) == "certified"
+
+
+def _kind(profile: Profile) -> str:
+    """Return the kind of what follows from delta at several eps, which perhaps no single pair of data sets attains."""
+    return profile.mechanism.kind_of_bracket(profile.relation, composed=True)
 
 
 def _curve(profile: Profile, epsilon: np.ndarray) -> Bounds:
@@ -504,7 +509,7 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
                 break
     low, high = np.clip(low, 0.0, 1.0).reshape(shape), np.clip(high, 0.0, 1.0).reshape(shape)
     status = np.where(is_narrow(low, high, rtol), "ok", "width")
-    kind = profile.mechanism.kind_of_bracket(profile.relation)
+    kind = _kind(profile)
     return Bounds(low, 0.5 * (low + high), high, kind, status, "tradeoff")
 
 

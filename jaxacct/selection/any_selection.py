@@ -51,8 +51,8 @@ class AnySelection(Mechanism):
     def symmetric(self) -> bool:
         return bool(self.mechanism.symmetric())
 
-    def records_covered(self) -> int:
-        return int(self.mechanism.records_covered())
+    def group_sizes(self) -> set[int]:
+        return set(self.mechanism.group_sizes())
 
     def expression(self) -> str:
         return f"selection.select({self.mechanism.expression()}, {call(self.law)}{self._options()})"
