@@ -14,7 +14,7 @@ from jaxacct.accounting.dispatch import is_open, single_steps
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import ROUNDOFF, SMALLEST_POSITIVE
 from jaxacct.core.progress import Progress, waiting
-from jaxacct.core.validation import InputError, UnboundedLossError
+from jaxacct.core.validation import UnboundedLossError
 from jaxacct.engines.protocol import Answer, MechanismEngine, MechanismQuestion, register
 from jaxacct.mechanisms import (
     Gaussian,
@@ -375,11 +375,7 @@ class OneRound(MechanismEngine):
         relation, rtol = question.relation, question.effort.rtol
         if question.quantity == "epsilon" and np.any(np.equal(question.given, 0.0)):
             raise UnboundedLossError(np.equal(question.given, 0.0))
-        if relation == "replace_one":
-            raise InputError(
-                f"relation = {relation!r} gives no pair for random allocation; "
-                "ask ja.epsilon or ja.delta: they bound it"
-            )
+        mechanism.require_pair(relation, "for random allocation")
         shape, _, target = flat(question)
         sigma, slots = (
             np.broadcast_to(np.asarray(x, np.float64), shape).reshape(-1)

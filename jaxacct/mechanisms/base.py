@@ -162,6 +162,11 @@ class Mechanism(ABC):
         """Return whether no pair is known for a replaced record. A bound then counts one removal and one addition."""
         return any(mechanism.replaced_apart() for mechanism in self.inside())
 
+    def require_pair(self, relation: str, what: str) -> None:
+        """Refuse ``replace_one`` if no pair is known for a replaced record. `what` says of which mechanism."""
+        if relation == "replace_one" and self.replaced_apart():
+            raise InputError(f"relation = 'replace_one' gives no pair {what}; ask ja.epsilon or ja.delta for a bound")
+
     def validated(self) -> Self:
         """Return the mechanism rebuilt through its constructor, which checks every field."""
         values = {}

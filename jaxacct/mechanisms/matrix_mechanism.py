@@ -259,10 +259,7 @@ class SharedBins(Mechanism):
         return [(stacked_parts(parts, batch_shape(self)), np.asarray(1.0))]
 
     def _each(self, relation: str) -> list[tuple[BracketedProfile, ...]]:
-        if relation == "replace_one":
-            raise InputError(
-                "relation = 'replace_one' gives no pair for balls in bins; ask ja.epsilon or ja.delta for a bound"
-            )
+        self.require_pair(relation, "for balls in bins")
         return [_profiles(self.strategy, self.bins, noise) for noise in np.ravel(self.noise_multiplier).tolist()]
 
     def has_bracket(self) -> bool:

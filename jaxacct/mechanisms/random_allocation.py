@@ -197,10 +197,7 @@ class RandomAllocation(Mechanism):
             return [(part, np.asarray(1.0))]
         names = (self.mechanism.noise_multiplier, self.slots, self.participations, self.group)
         sigma, slots, taken, group = (np.broadcast_to(np.asarray(x, np.float64), shape) for x in names)
-        if relation == "replace_one" and not self.symmetric():
-            raise InputError(
-                "relation = 'replace_one' gives no pair for random allocation; ask ja.epsilon or ja.delta for a bound"
-            )
+        self.require_pair(relation, "for random allocation")
         if not below:  # where a bound needs losses above LARGEST_LOSS, which no pair holds, reveal the record's slots
             mu = group / sigma
             bound = (group > 1.0) | (taken > 1.0) | (_LOSSES.get() == "far")

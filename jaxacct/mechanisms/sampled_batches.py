@@ -138,10 +138,7 @@ class PoissonSampled(OfGaussianMixtures):
 
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         base, rate = self._flat()
-        if relation == "replace_one" and self.replaced_apart():
-            raise InputError(
-                "relation = 'replace_one' gives no pair where groups take turns; ask ja.epsilon or ja.delta for a bound"
-            )
+        self.require_pair(relation, "where groups take turns")
         if self.group > 1:
             contributions = self._contributions()
             if relation == "replace_one":

@@ -127,7 +127,7 @@ class Profile:
         """
         fpr = check("fpr", fpr, PROBABILITY)
         f = _tradeoff(self, fpr)
-        if _is_exact(self):
+        if _kind(self) == "certified":
             return f
         return Bounds(f.lower, f.lower, np.clip(1.0 - fpr + 1e-16, f.lower, 1.0), f.kind, f.status, f.engine)
 
@@ -247,7 +247,7 @@ class Profile:
         f = _of_tests(self, fpr)
         low, high = np.clip(1.0 - f.upper - 1e-16, 0.0, 1.0), np.clip(1.0 - f.lower + 1e-16, 0.0, 1.0)
         status = np.where(is_narrow(low, high, self.rtol), "ok", "width")
-        if not _is_exact(self):
+        if _kind(self) != "certified":
             return Bounds(np.clip(fpr - 1e-16, 0.0, high), high, high, f.kind, status, f.engine)
         return Bounds(low, np.clip(1.0 - f.estimate, low, high), high, f.kind, status, f.engine)
 
@@ -273,7 +273,9 @@ class Profile:
         low, middle, high = (posterior_of(end, prior, fpr, turn) for end, turn in zip(ends, (-1, 0, 1), strict=True))
         low = np.maximum(low, prior * (rate.lower >= fpr))  # if tpr >= fpr, the posterior is at least the prior
         # test the width again: a small true-positive rate with a narrow bracket may give a wide bracket here
-        close = is_narrow(low, high, self.rtol) if _is_exact(self) else self.rtol * rate.upper >= NARROW_ABSOLUTE
+        close = (
+            is_narrow(low, high, self.rtol) if _kind(self) == "certified" else self.rtol * rate.upper >= NARROW_ABSOLUTE
+        )
         status = np.where((rate.status == "ok") & ~close, "width", rate.status)
         return Bounds(low, np.clip(middle, low, high), high, rate.kind, status, rate.engine)
 
@@ -429,11 +431,6 @@ def profile(
     return Profile(mechanism, *chosen)
 
 
-def _is_exact(profile: Profile) -> bool:
-    """Return whether delta is bracketed, not only bounded from above."""
-    return _kind(profile) == "certified"
-
-
 def _kind(profile: Profile) -> str:
     """Return the kind of what follows from delta at several eps, which perhaps no single pair of data sets attains."""
     return profile.mechanism.kind_of_bracket(profile.relation, composed=True)
@@ -442,7 +439,7 @@ def _kind(profile: Profile) -> str:
 def _curve(profile: Profile, epsilon: np.ndarray) -> Bounds:
     """Return the bracket of delta. If only an upper bound is known, and its status is ok, both ends are this bound."""
     found = profile.delta(epsilon)
-    if _is_exact(profile):
+    if _kind(profile) == "certified":
         return found
     low = np.where(found.ok, found.upper, found.lower)
     return Bounds(low, found.upper, found.upper, found.kind, found.status, found.engine)
@@ -623,7 +620,7 @@ def _kinks(profile: Profile) -> list[float]:
 
 def _agreed(profile: Profile, low: np.ndarray, high: np.ndarray) -> Interval:
     """Return [low, high]; where low > high, return [0, 1], or [low, low] if the kind is not "certified"."""
-    return consistent(Interval(low, high)) if _is_exact(profile) else Interval(low, np.maximum(low, high))
+    return consistent(Interval(low, high)) if _kind(profile) == "certified" else Interval(low, np.maximum(low, high))
 
 
 def _mass_at_infinity(profile: Profile) -> float:

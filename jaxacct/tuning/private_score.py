@@ -116,8 +116,7 @@ def whole(
 
     chosen = chosen_among(candidate)
     found = account.epsilon(chosen, delta, relation=relation) if known is None else known
-    # `rounds` returns a mechanism that leaks at least as much as the rounds. So does the Gaussian of a score under
-    # replace_one, which moves by 2 there, while a count of values in [0, 1] moves by 1.
+    # `rounds` only bounds the rounds. Under replace_one a Gaussian moves by 2, and only bounds a score, which moves by 1.
     if (count > 1 and candidates == "iid") or (private and relation == "replace_one"):
         found = Bounds(0.0, found.upper, found.upper, weakest([str(found.kind), "bound"]), found.status, found.engine)
     if not private or score.on == "training":
