@@ -28,19 +28,26 @@ def test_a_final_run_on_the_rest_has_no_batches_of_fixed_size(trained):
     """With half of 1,000 records in the sample, 10 draws are a share of .02: 1.99 was claimed, and 3.02 is true."""
     given = ja.Gaussian(1000.0), selection.Poisson(0.01), trained, 0.5, 1e-5
     assert "no fixed size" in refusal(selection.subset_epsilon, *given)
-    assert np.isfinite(selection.subset_epsilon(*given, variant="all").upper)
+
+
+def test_a_final_run_on_all_data_may_have_batches_of_fixed_size():
+    trained = ja.SampledWithoutReplacement(ja.Gaussian(1.0), 0.01)
+    given = ja.Gaussian(1000.0), selection.Poisson(0.01), trained, 0.5, 1e-5
+    assert selection.subset_epsilon(*given, variant="all").upper >= ja.epsilon(trained, 1e-5).lower
 
 
 def test_a_replaced_record_may_change_its_group():
     """The group follows from a hash of the identifier. The deltas are from 800,000 draws, less 5 standard errors."""
-    eps, truth = np.array([1.0, 3.0]), np.array([0.364, 0.0796])
-    run = ja.repeat(CYCLIC, 1)
-    for mechanism in (CYCLIC, run, ja.compose(CYCLIC, ja.PureDP(0.0))):
-        found = ja.delta(mechanism, eps, relation="replace_one")
-        assert np.all(found.upper >= truth) and set(found.kind) == {"bound"}
+    for run in (CYCLIC, ja.dp_sgd(0.8, 0.1, 80, sampling="cyclic_poisson", bands=2, groups=2)):
+        found = ja.delta(run, 3.0, relation="replace_one")
+        assert found.upper >= 0.0796 and found.kind == "bound"
+
+
+@pytest.mark.slow
+def test_a_replaced_record_may_change_its_group_inside_other_mechanisms():
+    for mechanism in (ja.repeat(CYCLIC, 1), ja.compose(CYCLIC, ja.PureDP(0.0))):
+        assert ja.delta(mechanism, 1.0, relation="replace_one").upper >= 0.364
     assert ja.delta(ja.SampledWithoutReplacement(CYCLIC, 0.5), 1.0).upper >= 0.135
-    run = ja.dp_sgd(0.8, 0.1, 80, sampling="cyclic_poisson", bands=2, groups=2)
-    assert np.all(ja.delta(run, eps, relation="replace_one").upper >= truth)
 
 
 def test_every_door_knows_that_groups_take_turns():
@@ -110,7 +117,7 @@ def test_parts_for_different_groups_are_a_bound_for_the_smallest():
     ):
         found = ja.epsilon(mechanism, 1e-5)
         assert found.kind == "bound" and found.lower == 0.0 and min(mechanism.group_sizes()) == 1
-        assert ja.epsilon(selection.select(mechanism, selection.Geometric(0.5)), 1e-5).kind == "bound"
+        assert selection.select(mechanism, selection.Geometric(0.5)).kind_under("add_or_remove_one") == "bound"
     alike = ja.compose(three, ja.PoissonSampled(ja.Gaussian(2.0), 0.2, group=3))
     assert ja.epsilon(alike, 1e-5).kind == "certified" and alike.group_sizes() == {3}
     assert selection.select(alike, selection.Geometric(0.5)).group_sizes() == {3}
@@ -140,13 +147,13 @@ def test_a_posterior_and_a_reconstruction_are_of_a_record_that_was_used():
     run = ja.FiniteOutput([0.5, 0.49, 0.01], [0.5, 0.4, 0.1])
     rate, posterior = 0.01225, 0.01225 / 0.02225
     for relation in ("add_or_remove_one", "remove_one"):
-        risks = ja.risk(run, fpr=0.01, baseline=0.01, relation=relation)
-        for found, truth in ((risks["posterior", 0.5, 0.01], posterior), (risks["reconstruction", 0.01], rate)):
-            assert found.lower <= truth <= found.upper <= truth * (1.0 + 1e-6) and found.kind == "certified"
         known = ja.profile(run, relation)
-        assert known.posterior(0.5, 0.01).upper == pytest.approx(posterior, rel=1e-6)
-        assert known.reconstruction(0.01).upper == pytest.approx(rate, rel=1e-6)
-    assert ja.risk(run, fpr=0.01)["true_positive_rate", 0.01].lower > 0.09
+        for found, truth in ((known.posterior(0.5, 0.01), posterior), (known.reconstruction(0.01), rate)):
+            assert found.lower <= truth <= found.upper <= truth * (1.0 + 1e-6) and found.kind == "certified"
+    risks = ja.risk(run, fpr=0.01, baseline=0.01)
+    assert risks["posterior", 0.5, 0.01].upper == pytest.approx(posterior, rel=1e-6)
+    assert risks["reconstruction", 0.01].upper == pytest.approx(rate, rel=1e-6)
+    assert risks["true_positive_rate", 0.01].lower > 0.09
     steps = ja.dp_sgd(1.0, 0.3, 4)
     both, used = (ja.profile(steps, relation).posterior(0.5, 0.5) for relation in ("add_or_remove_one", "remove_one"))
     assert both.upper == pytest.approx(float(used.upper), rel=1e-9)
@@ -156,20 +163,17 @@ def test_noise_for_a_reconstruction_is_that_of_a_record_that_was_used():
     given = {"sampling_probability": 0.3, "steps": 4, "target_reconstruction": 0.8, "baseline": 0.6}
     found = [ja.calibrate_noise_multiplier(**given, relation=name) for name in ("add_or_remove_one", "remove_one")]
     assert float(found[0].value) == pytest.approx(float(found[1].value), rel=1e-6)
-    risk = ja.risk(ja.dp_sgd(found[0].value, 0.3, 4), baseline=0.6)["reconstruction", 0.6]
+    risk = ja.profile(ja.dp_sgd(found[0].value, 0.3, 4)).reconstruction(0.6)
     assert found[0].risk.lower <= risk.upper and risk.lower <= 0.8
 
 
-@pytest.mark.parametrize("on", ["validation", "training"])
+@pytest.mark.parametrize("on", [pytest.param("validation", marks=pytest.mark.slow), "training"])
 def test_a_replaced_record_moves_a_score_by_one(on):
     """The score's Gaussian moves by 2 there, so the cost is a bound. It was 5.45, "certified", for at most 2.53."""
     score = PrivateScore(lambda w, x: x > w, np.arange(10.0), on, noise_multiplier=2.0)
-    cost = whole(ja.Gaussian(100.0), selection.Geometric(0.3), score, 1e-5, "replace_one").epsilon
-    assert (cost.kind, cost.lower) == ("bound", 0.0)
-    assert (
-        whole(ja.Gaussian(100.0), selection.Geometric(0.3), score, 1e-5, "add_or_remove_one").epsilon.kind
-        == "certified"
-    )
+    law = selection.Geometric(0.3) if on == "training" else selection.PointMass(1)
+    cost, exact = (whole(ja.Gaussian(100.0), law, score, 1e-5, name).epsilon for name in ("replace_one", "zero_out"))
+    assert (cost.kind, cost.lower, exact.kind) == ("bound", 0.0, "certified")
 
 
 def test_tests_and_losses_are_of_one_pair_of_data_sets():
