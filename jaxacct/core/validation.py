@@ -38,7 +38,7 @@ def covers(claimed: str, other: str) -> bool:
 
 
 def require_taken_out(relation: str) -> None:
-    """Refuse a bound of reconstruction under "add_one": its outputs come from the data without the record."""
+    """Refuse a bound of reconstruction under "add_one", where outputs come from the data without the record."""
     if relation == "add_one":
         raise InputError("relation = 'add_one' bounds no reconstruction; use 'remove_one', which takes the record out")
 

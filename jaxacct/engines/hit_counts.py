@@ -187,7 +187,7 @@ def epsilon(parts: Components, target: np.ndarray, slack: np.ndarray) -> Answer:
     ends = np.zeros((3, target.size))
     for rows, terms in _blocks(parts):
         log_target, steps = np.log(target[rows]), terms.steps
-        # if every step hit the record (remove), or none did (add), the loss would be a Gaussian's plus a constant
+        # a loss for which every step hits the record (remove), or none does (add), is a Gaussian's plus a constant
         mu = np.hypot(steps.mu, np.where(steps.removing, np.sqrt(steps.n) * steps.s, 0.0))
         top = closed_form.simple_epsilon(mu, log_target, slack[rows]).upper
         top = np.where(mu > 0.0, top, 0.0) - np.where(steps.removing, 0.0, steps.n * steps.log_miss)

@@ -220,7 +220,7 @@ def _by_trapezoids(sigma: np.ndarray, q: np.ndarray, power: np.ndarray) -> Inter
     while start < order.size:
         end = start + 1
         most = 2.0 * count[order[start]]
-        # arrays of up to 2^16 nodes, of all rows together, fit into a cache
+        # arrays fit into a cache if all rows together have at most 2^16 nodes
         while end < order.size and count[order[end]] <= min(most, 2**16 / (end + 1 - start)):
             end += 1
         rows = order[start:end]

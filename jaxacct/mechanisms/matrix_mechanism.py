@@ -42,7 +42,7 @@ class MatrixMechanism(EqualToAnother):
     Adding or removing a record must not move other records to other steps. Where it does, as in batches cut from a
     shuffled list, ask for ``relation="zero_out"`` or ``"replace_one"``.
 
-    The answer is exact in these cases, of which the last two are for add, remove and zero-out:
+    The answer is exact in these cases. The last two are for add, remove and zero-out.
 
     * Without sampling the release is one Gaussian of noise multiplier s / sens(C).
     * With ``CyclicPoisson(b, q)`` and b at least the number of bands it is Poisson sampled Gaussians of noise

@@ -305,7 +305,7 @@ def require_samplable(owner: str, mechanism: Mechanism, fixed_size: bool) -> Non
             "draw all batches by PoissonSampled, which needs none"
         )
     if any(np.any(np.not_equal(getattr(one, "group", 1), 1)) for one in mechanism.walk()):
-        raise InputError("group belongs to the outermost sampling; leave it out inside")
+        raise InputError("group belongs to the outermost sampling; give it there, or claim one record alone")
 
 
 @register
@@ -674,7 +674,7 @@ class SampledWithoutReplacement(OfGaussianMixtures):
         return found
 
     def ordinary(self) -> bool:
-        # the larger profile of an asymmetric base's two orders is rounded up, so its pair gives no lower ends
+        # an asymmetric base has two orders; the larger of their profiles is rounded up, so it gives no lower ends
         base = self._base()
         return self.group == 1 and isinstance(base, BaseMechanism) and base.symmetric()
 

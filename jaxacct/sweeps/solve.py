@@ -207,7 +207,7 @@ def _refuse_other_batches(stated: Mapping[str, float], sampling: str, group: int
 
 
 def asked_of(row: Mapping[str, Any]) -> tuple[str, float]:
-    """Return the column with the delta or epsilon at which a row's bracket holds, and that number; NaN if absent."""
+    """Return the name and the value of the delta or epsilon at which a row's bracket holds. An absent value is NaN."""
     name = {"epsilon": "delta", "delta": "epsilon"}.get(str(row["quantity"]), "target_delta")
     return name, float(row.get(name, math.nan))
 

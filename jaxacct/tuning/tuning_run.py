@@ -142,7 +142,7 @@ def tune(
     Raises
     ------
     InputError : before anything is spent, if the tuning, alone or with the ledger's entries, exceeds the plan's target.
-        Before that a step of a trial candidate of each kind is traced.  Exceptions of your functions then are shown.
+        Before that, `tune` traces a step of one trial candidate of each kind, and shows errors of your functions.
 
     References
     ----------

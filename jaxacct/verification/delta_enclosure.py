@@ -115,7 +115,7 @@ def _exactly(parts: Any, epsilon: Any, level: int) -> Any:
         if not all(part.loss for part, _ in parts):
             return arb(0)
         many = states(parts)
-        # up to so many total losses are added up one by one, at each level; with more, a sum over a line is taken
+        # at most this many total losses are added up one by one, at each level; a sum over a line replaces more
         if many <= (300_000, 300_000, 300_000, 2_000_000)[level]:
             return enumerate_totals(sorted(parts, key=lambda item: states([item])), epsilon)
     return None

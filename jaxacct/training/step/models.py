@@ -307,7 +307,7 @@ class Untrained:
     """Everything in a model that is not trained."""
 
     frozen: tuple[Any, ...]  # the arrays, in the order of the model's leaves
-    # structure of the model; whether each leaf is trained; the leaf, or None for an array; form of an nnx module
+    # the structure; for each leaf, if it is trained; for each, the leaf or None (an array); the form of an nnx module
     form: tuple[Hashable, tuple[bool, ...], tuple[Hashable, ...], Outer | None]
 
 
