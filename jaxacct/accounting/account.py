@@ -1,12 +1,4 @@
-"""Answers the public questions about epsilon and delta of a mechanism, by certified brackets.
-
-If no engine answers for the whole mechanism, each direction of the neighbouring relation is composed from the
-mechanism's parts and answered by itself, and the larger answer is taken.
-
-Where a profile is known at some epsilons only, there are two pairs of distributions: the upper pair dominates the
-mechanism, and the mechanism dominates the lower pair. Each pair gives one end of the answer. The lattice engine takes
-both pairs together. Its answer is not used if its ends are in the wrong order, or contradict `engines.quick_bounds`.
-"""
+"""Answers the public questions about epsilon and delta (jaxacct/README.md, "One question, step by step")."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Asks engines, cheap ones first, until a question is answered. Holds the engines for compositions.
-
-Every bracket is compared with theorems that use no contour and no lattice (`engines.theorems`), and with the brackets
-of other engines. A bracket that contradicts a theorem is not used. Where two engines contradict each other, neither is
-used, and the theorems answer.
-"""
+"""Asks engines, cheap ones first, until a question is answered (engines/README.md). Holds those for compositions."""
 
 from __future__ import annotations
 

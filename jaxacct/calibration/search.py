@@ -1,8 +1,6 @@
-"""The search of every calibration: the least protective value whose certified epsilon meets a target.
+"""The search of every calibration: the least protective value whose certified epsilon meets a target (README.md).
 
-A value *holds* where the certified upper end of epsilon, evaluated at that very value, is at most the target.  Only
-values that hold are returned.  Poor first guesses make the search slower, not wrong.  If epsilon is not monotone in
-the value, another value that protects less may hold as well.
+A value *holds* where the certified upper end of epsilon, evaluated at that very value, is at most the target.
 """
 
 from __future__ import annotations

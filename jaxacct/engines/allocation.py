@@ -1,10 +1,4 @@
-"""Brackets of delta and epsilon for one round of random allocation (jaxacct/kernels/contour/README.md).
-
-With t slots the outputs are vectors of length t, and e_i is the unit vector of slot i. The direction remove is (P, Q)
-and add is (Q, P), with P = (1/t) sum_i N(e_i, sigma^2 I) and Q = N(0, sigma^2 I). Let S = dP/dQ, and E the mean under
-Q. Then delta_remove(eps) = E(S - e^eps)_+ and delta_add(eps) = e^eps E(e^-eps - S)_+. In the code s is 1/sigma. After
-Newton's steps on one contour, a search for epsilon places the next contour for the eps that the steps have reached.
-"""
+"""Brackets of delta and epsilon for one round of random allocation (kernels/contour/README.md defines S, s and t)."""
 
 from __future__ import annotations
 

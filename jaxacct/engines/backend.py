@@ -1,10 +1,4 @@
-"""Choose which backend evaluates the kernels: NumPy, which compiles nothing, or programs that XLA has compiled.
-
-The two agree to rounding, not to the last bit. So a whole job runs on one backend, fixed before it begins (`job`). XLA
-is faster for large jobs and on accelerators. For XLA a batch is cut into chunks of one fixed shape, which run on every
-core or device. So the number of devices changes no bit of a result. If XLA divided one program among devices, bits
-would change, since XLA then fuses operations differently. The size of NumPy's chunks changes no bit either.
-"""
+"""Choose which backend evaluates the kernels: NumPy, or programs that XLA has compiled (README.md, "Backends")."""
 
 from __future__ import annotations
 

@@ -1,21 +1,4 @@
-"""Composed Gaussians in closed form: the loss of all of them together is N(mu^2/2, mu^2).
-
-    delta(eps) = Phi(-a) - e^eps Phi(-b),   a = eps/mu - mu/2,  b = eps/mu + mu/2.
-
-With the Mills ratio `R(x) = Phi(-x)/phi(x)` and `e^eps phi(b) = phi(a)`, delta is `phi(a) (R(a) - R(b))`. This form is
-accurate relative to delta itself down to 1e-300. For small mu the difference R(a) - R(b) is computed as `int_a^b K(x)
-dx` by Gauss-Legendre, where `K = -R' = 1 - x R` is positive. The delta of one Poisson sampled Gaussian follows from G,
-the delta of the Gaussian without sampling:
-
-    remove: delta(eps) = q G(log(1 + (e^eps - 1)/q)),
-    add:    delta(eps) = k G(log(q e^eps/k)),   k = 1 - (1 - q) e^eps, and 0 once k <= 0.
-
-Brackets of delta include a bound on the rounding error. A number is an upper bound of epsilon only if delta's upper
-bound there is at most the target, and a lower bound only if delta's lower bound there is at least the target. Where mu
-is so large that rounding leaves no digit of delta, two inequalities bound epsilon:
-
-    delta(eps) <= Phi(-a) <= e^{-a^2/2}/2,      delta(eps) >= (1 - 1/e) Phi(-a - 1/mu).
-"""
+"""Composed Gaussians, one sampled Gaussian, and finitely many losses, in closed form (README.md, "Closed forms")."""
 
 from __future__ import annotations
 
@@ -102,7 +85,7 @@ def epsilon(mu: np.ndarray, delta: np.ndarray, slack: np.ndarray) -> Answer:
 
 
 def simple_epsilon(mu: np.ndarray, log_delta: np.ndarray, slack: np.ndarray) -> Answer:
-    """Return bounds of epsilon by the two inequalities in the module's docstring, which hold for every mu."""
+    """Return bounds of epsilon by the two inequalities of README.md, "Closed forms", which hold for every mu."""
     z = np.sqrt(np.maximum(-2.0 * (log_delta - slack + np.log(2.0)), 0.0))
     upper = mu * (0.5 * mu + z) * (1.0 + 16.0 * ROUNDOFF)
     share = np.exp(np.minimum(log_delta + slack, 0.0)) / -np.expm1(-1.0)

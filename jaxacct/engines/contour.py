@@ -1,9 +1,4 @@
-"""The contour engine for batches: it tries resolutions from coarse to fine until a bracket is narrow enough.
-
-A resolution is called a rung, and a list of rungs a ladder. The last rungs belong to the split contour, which serves
-compositions that rarely sample a record. The trapezoid rule on a contour adds aliases (periodic images) to delta:
-weighted values of delta at eps + j period, integers j != 0.
-"""
+"""The contour engine for batches: it climbs a ladder of resolutions, the rungs, until a bracket is narrow enough."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Epsilon and delta of sampled Gaussian steps with so little noise that each output shows whether the record was hit.
-
-Given the number of hits, the loss is normal up to a tiny error, so delta is a sum over this number of deltas of
-Gaussians. The proof is in README.md, "Little noise: counting the hits".
-"""
+"""Sampled Gaussian steps with so little noise that outputs show the hits (README.md, "Little noise")."""
 
 from __future__ import annotations
 

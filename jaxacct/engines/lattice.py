@@ -1,9 +1,4 @@
-"""The lattice engine: brackets of epsilon and delta from laws on a lattice, composed by FFT (README.md).
-
-Two compositions are made on each lattice: one dominates the true composition, the other is dominated by it. Longer
-lattices follow, and their brackets are intersected. A mechanism may be known only to lie between a lower and an upper
-pair of distributions. Then the dominating composition is made from the upper pair, the dominated one from the lower.
-"""
+"""The lattice engine: brackets from laws on a lattice, composed by FFT (README.md, "The lattice engine")."""
 
 from __future__ import annotations
 

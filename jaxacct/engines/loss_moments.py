@@ -1,11 +1,6 @@
-"""Certified brackets of `log E_P[e^{cL}]`, the moments of the privacy loss behind every Rényi divergence.
+"""Certified brackets of `log E_P[e^{cL}]`, the moments of the loss (jaxacct/representations/README.md, "Moments").
 
-Let (P, Q) be the pair of a step without sampling, q the sampling rate, and mix = 1 - q + q dP/dQ. The sampled step has
-`E[e^{cL}] = E_Q[mix^p]`, where p is c + 1 for remove and -c for add. Sampled Gaussians are integrated by the trapezoid
-rule, sampled Laplace by Gauss-Legendre; other laws, and sampled Gaussians of little noise, have closed forms. Since
-E_Q[mix] = 1, `E_Q[mix^p] - 1 = E_Q[mix^p - 1 - p (mix - 1)]`. This integrand has one sign, so the result is accurate
-even where it is small.
-jaxacct/representations/README.md, "Moments", proves the error bounds. `k * ROUNDOFF` allows for k roundings.
+The power p is c + 1 for remove and -c for add. `k * ROUNDOFF` allows for k roundings.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Compiles programs with XLA, keeps them on the disk, and loads them from there (README.md, "Compiled programs").
-
-A kept program is native code that this process will run. So the folder and each file must belong to this user, and
-nobody else may write to them. A file's name is a hash of everything that its program depends on.
-"""
+"""Compiles programs with XLA, keeps them on the disk, and loads them from there (README.md, "Compiled programs")."""
 
 from __future__ import annotations
 

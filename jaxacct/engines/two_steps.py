@@ -1,8 +1,4 @@
-"""Epsilon and delta of two steps of the Poisson sampled Gaussian mechanism.
-
-delta is the mean of the second step's profile h over the first step's output u, computed cell by cell. The proof, and
-the definitions of G, h, C and mix, are in README.md, "Two steps".
-"""
+"""Two steps of the Poisson sampled Gaussian mechanism (README.md, "Two steps", defines G, h, C and mix)."""
 
 from __future__ import annotations
 

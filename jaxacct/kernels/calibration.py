@@ -1,35 +1,7 @@
 """Kernels for calibrations of a Poisson sampled Gaussian, and derivatives of log delta. Nothing here enters a bound.
 
-`solve` finds the x at which delta(eps; x) is the target delta. x is the logarithm of one parameter, and c is the
-abscissa of the contour. Two stages with fixed iteration counts find x, and callers certify it:
-
-1. Newton's method solves the saddle point equations for log c and x. To first order the approximation of delta at the
-   saddle point does not change with c. So a step gets x from the approximation, then c from the saddle point equation.
-2. Secant steps in x solve the equation for the contour integral itself. They keep c and the period fixed.
-
-`solve_rate` takes a false-positive rate a and a true-positive rate b. The true-positive rate at a is at most
-`F = delta(eps) + e^eps a` for every eps. `solve_rate` finds the noise at which the least F over eps is b, and the eps
-of the least F. Let Q(L > eps) be the chance under Q that the loss exceeds eps. Then noise and eps solve:
-
-    F = b,    dF/d eps = e^eps (a - Q(L > eps)) = 0.
-
-Again two stages with fixed iteration counts find noise and eps, and callers certify the noise at that eps:
-
-1. Newton's method solves the saddle point equations for log c and x, the logarithm of the noise. At the saddle point
-   `-d log delta/d eps = c`, so that `eps = log(b/a) + log(c/(1 + c))` and `delta = b/(1 + c)`.
-2. Each step on the contour integral, with c and the period fixed, makes a secant step in x and a Newton step in eps.
-   At the best eps the solution x does not change with eps to first order, so the secant takes eps as fixed.
-
-`sensitivity` differentiates log delta, under the contour integral, along a tangent: a direction in which the parameters
-of the law change. With the trapezoid sum `V = sum_k Re[w_k e^{K(z_k) - z_k eps}]`,
-
-    V' = sum_k Re[w_k K'(z_k) e^{K(z_k) - z_k eps}],    K = sum n log M,    K' = sum n' log M + n M'/M,
-
-where ' is the derivative along the tangent, and the sums in K go over the parts of the law: n counts the steps of a
-part, and M is the moment generating function of one step's loss. The contour and the quadrature points of sampled
-Gaussians count as constants, since the integrals do not depend on them.
-
-`solve_split` solves the problem of `solve` on the contour of a split law (split.py), for steps that are rarely sampled.
+README.md of this folder, section 8, has the equations. x is the logarithm of the parameter that is sought, and c is the
+abscissa of the contour. A kernel takes a fixed number of steps, and callers certify what it finds.
 """
 
 from functools import partial
@@ -83,7 +55,7 @@ def loss_change(sigma: Array, q: Array, t: Tilted, sigma_moved: Array, q_moved: 
 
 
 def gaussian_change(law: LossLaw, tangent: LossLaw, c: Array, h: Array, t: Array, points: int, count: int) -> Array:
-    """Return `n' log M + n M'/M` (top of this file) of J Gaussians at nodes c + i t_k, (J, count), complex."""
+    """Return `n' log M + n M'/M` (README.md, section 8) of J Gaussians at nodes c + i t_k, (J, count), complex."""
     xp = namespace(law.sign, c, tangent.mu2)
     sign, along = law.sign[..., None], t[..., None, :]
     grid = tilted_gaussian(law.gauss_sigma, law.gauss_q, sign, c[..., None], points)

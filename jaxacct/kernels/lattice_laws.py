@@ -1,9 +1,7 @@
-"""Lattice laws, which are laws on a uniform lattice of losses, and their composition by FFT.
+"""Lattice laws, which are laws on a uniform lattice of losses, and their composition by FFT (engines/README.md).
 
-An upper lattice law dominates a given law, and a lower one is dominated by it.  The *hat masses* of a cell are two
-masses at the nodes on either side of it, which together have the cell's P-mass and Q-mass.  A *payoff* is a function of
-the loss whose mean is wanted: delta is the mean of (1 - e^{eps - loss})_+.  jaxacct/engines/README.md, "The lattice
-engine", has the proofs.  Kernels here take one law at a time, without batch axes.
+A *payoff* is a function of the loss whose mean is wanted: delta is the mean of (1 - e^{eps - loss})_+.  Kernels here
+take one law at a time, without batch axes.
 """
 
 from __future__ import annotations

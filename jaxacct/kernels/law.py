@@ -1,17 +1,10 @@
-"""The law of a composed privacy loss under an exponential tilt, and where its saddle point lies.
-
-`M(z) = E_P[e^{zL}]` is the moment generating function of the loss of one step, and K the sum of log M over all steps.
-Merged Gaussians without sampling have `log M = mu2 z(z+1)/2`.  A Poisson sampled Gaussian of output x has the
-likelihood ratio `mix = 1 - q + q e^y`, with `y = u/sigma - 1/(2 sigma^2)` and `u = x/sigma`.  Its M is a trapezoid sum
-over u.  For Laplace noise M is a closed form, and for a finite law a finite sum.
+"""The law of a composed privacy loss under an exponential tilt, and where its saddle point lies (kernels/README.md).
 
 The contour crosses the real axis near the saddle point c of `K(c) - c eps - log c(c+1)`.  Newton's method in log c
 finds it for a given eps or delta, since both are explicit functions of c:
 
     eps(c)       = K'(c) - 1/c - 1/(c+1)
     log delta(c) ~ K(c) - c eps(c) - log c(c+1) - log(2 pi Psi''(c))/2,   Psi'' = K'' + 1/c^2 + 1/(c+1)^2
-
-The bounds on the contour are valid for any c, so c need not be exact.
 """
 
 from collections.abc import Callable

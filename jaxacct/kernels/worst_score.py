@@ -1,18 +1,9 @@
 """The worst score for "run K times, keep the best": an upper bound of its leak, and an order that leaks almost as much.
 
-The leak is delta(eps) for the worst score. `T(u)`, the concave trade-off curve of the base mechanism, is the largest
-P-mass of a set of Q-mass u. Let `L` be the slope of T, and `phi` the generating function of K. For `E = e^eps >= 1`
-the leak is at most
-
-    U(E) = int_0^1 max_{u<=w<=1} (L(u) phi'(T(w) - T(u)) - E phi'(w - u))_+ du + phi(1) - phi(1 - T(0)).
-
-Rows are intervals of u, and columns are intervals of w. A row is served at w if the integrand at this w is used for the
-whole row, in place of the maximum over w. A row is active if its integrand is positive. A coarse evaluation (`Sketch`)
-finds E, the active rows, and the w of the maxima. These decide which tangents of T are kept. Any tangents give an upper
-bound, since they form a polygon above T (proofs: jaxacct/selection/README.md).
-
-On a mesh of rows and columns the upper bound is a maximum of functions linear in E ("lines"). Arrays have the cells of
-w on the first axis, and the groups of rows on the last; there are no batch axes.
+jaxacct/selection/README.md, "The worst score" and "Bounding the integral", has the proofs, and defines T, L, phi, E,
+rows, columns, cells and groups. A row is served at w if the integrand at this w is used for the whole row, in place of
+the maximum over w. A row is active if its integrand is positive. A coarse evaluation (`Sketch`) chooses E, the active
+rows and the columns. Arrays have the cells of w on the first axis, and the groups of rows on the last.
 """
 
 from collections.abc import Callable

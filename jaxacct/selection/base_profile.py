@@ -1,8 +1,6 @@
-"""Properties of a selection's base, the mechanism that it runs K times: directions, profile and trade-off curve.
+"""A selection's base, the mechanism that it runs K times: directions, profile and trade-off curve T (README.md).
 
-Let (P, Q) be the pair of laws that dominates the base in one direction. The trade-off curve T(u) is the largest P-mass
-of a set of Q-mass u. T is concave, and `T(u) = min_r (delta(log r) + r u)`. So bounds of the profile delta give
-polygons above and below T (README.md of this folder, "From the profile to polygons").
+README.md of this folder, "From the profile to polygons", says how polygons above and below T follow from the profile.
 """
 
 from __future__ import annotations

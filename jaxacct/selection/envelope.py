@@ -1,10 +1,4 @@
-"""Envelope: a fast upper bound of what a selection leaks under the worst score, for every law of K and eps >= 0.
-
-Let phi be the generating function of K and T the trade-off curve of the base.  Each v in [0, 1] gives the line
-`r phi'(T(v)) - phi'(v)` in r, and M(r) is the largest of these lines.  The positive part of M(r) is at most a sum
-`sum_j c_j (r - r_j)_+`.  So the selection's delta, the leak, is at most a weighted sum of values of the base's delta
-(README.md of this folder, "The envelope").
-"""
+"""A fast upper bound of what a selection leaks under the worst score (README.md, "The envelope")."""
 
 from __future__ import annotations
 

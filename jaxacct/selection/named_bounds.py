@@ -1,9 +1,4 @@
-"""Upper bounds of a selection's epsilon and delta: `selection.bound_epsilon` and `selection.bound_delta`.
-
-"privacy_profile" is `delta_A(eps) <= m delta(eps - shift)`: delta_A is the selection's profile, delta the base's
-profile, m = E[K], and the shift depends on the law of K (README.md of this folder, "Which direction").
-**"monotone_score" does not hold for general scores** (README.md of this folder, "The condition of `monotone_score`").
-"""
+"""Upper bounds by name: `selection.bound_epsilon` and `selection.bound_delta` (README.md, "Bounds")."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A selection's mass at infinity, its largest loss (if bounded), and bounds from the base's own epsilon and delta.
 
-K has the generating function phi.  The base has the trade-off curve T and the mass p at infinity.  The rank v of an
-outcome is the Q-mass of the outcomes with a larger likelihood ratio.  README.md of this folder has the proofs and the
-rounding, under "The ends of the profile" and "Bounds from the base alone".
+The base has the mass p at infinity.  The rank v of an outcome is the Q-mass of the outcomes with a larger likelihood
+ratio.  Proofs: README.md of this folder, "The ends of the profile" and "Bounds from the base alone".
 """
 
 from __future__ import annotations

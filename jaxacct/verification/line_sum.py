@@ -1,10 +1,7 @@
-"""Enclosure of delta(eps) of a composition by a sum over a vertical line.
+"""Enclosure of delta(eps) of a composition by a sum over the line Re z = c (README.md, "The sum over a line").
 
-    delta(eps) = (1/2 pi i) int M(z) e^{-z eps}/(z (z + 1)) dz,   M(z) = prod_i M_i(z)^{n_i},   Re z = c > 0
-
-M_i is the moment generating function of the loss of part i, which has the count n_i.  The trapezoid rule of step
-2 pi/p in Im z returns sum_j e^{j c p} delta(eps + j p) exactly; the terms with j != 0 are called aliases.  Each number
-of a `Plan` is bounded again in balls, so that a bad plan only widens bounds.  Proofs: README.md, "The sum over a line".
+The sum also holds aliases: terms of delta at eps + j p, for j != 0 and the step 2 pi/p.  Each number of a `Plan` is
+bounded again in balls, so that a bad plan only widens bounds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Separates sampled Gaussian steps with small loss from other steps, and leaves out the largest outputs of steps.
+"""Separates sampled Gaussian steps with small loss from others, and leaves out the largest outputs of steps.
 
-A smooth cut counts the share chi(u) = Phi((u - place)/width) of output u as a large loss, and the rest as a small one.
-So M of a step is A + B, with A = E[mix^e (1 - chi)] and B = E[mix^e chi] (mix, e: see `SampledGaussian`).  The part of
-delta from runs of small losses only is known almost exactly.  For n equal steps the sum over the line then takes
-M^n - A^n in place of M^n, and |M^n - A^n| <= n M(c)^{n-1} |B| falls fast, since the smallest losses are not in B.
-Proofs: README.md of this folder, "Steps with small loss taken apart".
+A smooth cut counts the share chi(u) = Phi((u - place)/width) of output u as a large loss.  Proofs: README.md of this
+folder, "Steps with small loss taken apart".
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""The contour of one round of random allocation: brackets of E(S - k)_+ and E(k - S)_+, and profiles (README.md).
+"""The contour of one round of random allocation: brackets of calls and puts, and profiles (README.md of this folder).
 
-S is the likelihood ratio of a round of t slots with the noise multiplier 1/s, and k a threshold. S is the mean of the
-slots' own ratios X = e^{s u - s^2/2}, each at a normal output u. E(S - k)_+ is called a call, and E(k - S)_+ a put.
-`sign` is 1 for the call and -1 for the put. Windows are smooth cuts of a slot's law into bulk, jumps and far outputs
-(allocation_law.py). The bounds hold for any windows, abscissa, period and number of nodes. The trapezoid rule gives the
-integral at k plus images. An image is a weight times the integral at a threshold k + sign j period, j != 0. A profile
-lists bounds of delta at many losses. Neighbouring losses share a contour while their brackets are narrow enough.
+`sign` is 1 for the call E(S - k)_+ and -1 for the put E(k - S)_+. A profile lists bounds of delta at many losses.
+Neighbouring losses share a contour while their brackets are narrow enough.
 """
 
 from __future__ import annotations

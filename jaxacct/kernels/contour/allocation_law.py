@@ -1,10 +1,7 @@
 """The law of one slot in random allocation: transforms of its likelihood ratio with error bounds (README.md).
 
-The likelihood ratio of a round of t slots is S = (X_1 + ... + X_t)/t, with X = e^{s u - s^2/2}, u standard normal and
-s = 1/sigma.  Weights w divide a slot's law into a bulk of smaller u (w = w1 w2) and jumps of larger u
-(w = (1 - w1) w2).  w1 falls smoothly from 1 to 0 around `Windows.low`, and w2 around `Windows.high`.  The transform
-E[w e^{sign z X/t}] is called A(z) for the bulk and B(z) for the jumps.  `sign` is 1 for E(S - k)_+ and -1 for
-E(k - S)_+.  Arrays have a leading batch axis (B,).
+The transform E[w e^{sign z X/t}] is A(z) for the weight w = w1 w2 of the bulk, and B(z) for w = (1 - w1) w2 of the
+jumps.  Arrays have a leading batch axis (B,).
 """
 
 from typing import NamedTuple

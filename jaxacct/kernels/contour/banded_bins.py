@@ -1,12 +1,6 @@
-"""Balls in bins with noise of two bands: a transfer operator and its contour (README.md, "Bins that share noise").
+"""Balls in bins with noise of two bands: Psi(z) as the trace of a product of operators on functions of one normal y.
 
-The pair for b bins is P = (1/b) sum_j N(m_j) and Q = N(0), m_j being the sum of bin j's columns of the banded matrix.
-Only neighbouring bins have nonzero entries in a common row. So under Q the ratio dP/dQ has the law of
-
-    S = (1/b) sum_j X_j,    X_j = e^{G_j - Var(G_j)/2},    G_j = first_j y_j + second_j y_{j+1},
-
-with y_0, ..., y_{b-1} iid N(0, 1) and y_b = y_0. Psi(z) = E e^{-zS} is the trace of a product of operators on functions
-of one y, and E(k - S)_+ = (1/2 pi i) int e^{zk} Psi(z) z^-2 dz.
+README.md of this folder, "Bins that share noise", defines S, X_j, G_j and Psi, and proves the bounds.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""The core that all contour integrals share: sums over nodes, periodic images, brackets, and epsilon.
-
-    delta(eps) = (1/2 pi i) int_{c - i inf}^{c + i inf} e^{K(z) - z eps} / (z (z+1)) dz,    c > 0,
-
-with K(z) = log E_P[e^{z loss}], is computed as a trapezoid sum in t = Im z.  With nodes h apart the sum also holds
-images: weighted values of delta at eps + 2 pi j/h, j != 0.  The proofs are in kernels/README.md, sections 1, 4 and 5.
-"""
+"""What all contour integrals share: sums over nodes, images, brackets, and epsilon (kernels/README.md)."""
 
 from typing import Any, NamedTuple
 

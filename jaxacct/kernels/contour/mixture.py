@@ -1,12 +1,4 @@
-"""The contour of compositions of mixtures of Gaussians, with its certificate (kernels/README.md, section 7).
-
-    delta(eps) = (1/2 pi i) int e^{K(z) - z eps}/(z (z+1)) dz on Re z = c,   K = sum_i n_i log sum_b share_b M_b(z)
-
-Step i, composed n_i times, draws a branch b with the probability share_b. On one of two neighbouring data sets the
-output u of the branch has the law sum_j w_j N(s_j, 1), s_j >= 0, and on the other N(0, 1). The likelihood ratio is
-mix(u) = sum_j w_j e^{s_j u - s_j^2/2}. The branch's loss has the moment generating function M_b(z) =
-int phi(u) mix(u)^a du, with the density phi of N(0, 1), and a = z + 1 for remove or a = -z for add. NumPy only.
-"""
+"""Contours of mixtures of Gaussians, by NumPy, with their certificate (kernels/README.md, section 7)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The plain contour: the integral of core.py, without a split of the law, with a certificate (kernels/README.md).
-
-K(z) is the sum of the logarithms of the moment generating functions of all steps.  The trapezoid rule in t = Im z has
-the step h = 2 pi/period and `count` nodes.
-"""
+"""The plain contour, which integrates the whole law, with its certificate (kernels/README.md, sections 1 to 5)."""
 
 from functools import partial
 from typing import NamedTuple

@@ -1,14 +1,4 @@
-"""The split contour: delta(eps) where few steps sample the record (kernels/README.md, section 6, has a glossary).
-
-The outcomes of a step are split into a bulk of small losses, jumps with larger losses, and a far tail.  A and B are
-the moment generating functions of a step's bulk and jumps, and n is the number of equal steps.  delta is the contour
-integral of `prod (A+B)^n - (1 - keep_bulk) prod A^n`, plus the part of compositions with a step in the far tail, plus,
-if keep_bulk = 0, the part of bulk compositions, whose steps are all in the bulk (split_remainder.py).
-
-Far outcomes are not integrated, since under the tilt they would outweigh all outcomes that decide delta.  Bulk
-compositions are not integrated (keep_bulk = 0) where their loss is almost constant: the characteristic function of such
-a loss does not decay, so the integral needs too many nodes.  Any windows, abscissa, period and nodes give valid bounds.
-"""
+"""The split contour: delta(eps) where few steps sample the record (kernels/README.md, section 6, has a glossary)."""
 
 from collections.abc import Callable
 from typing import NamedTuple

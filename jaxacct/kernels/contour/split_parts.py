@@ -1,16 +1,10 @@
-"""One step of a sampled Gaussian, split smoothly by its outcome u = x/sigma into bulk, jumps and far tail.
+"""One step of a sampled Gaussian, split smoothly by its outcome u into bulk, jumps and far tail (kernels/README.md).
 
     bulk    A(z) = int w1 w2 P e^{zL} du          w1(u) = Phi((low - u)/low_blur), the low window
     jumps   B(z) = int (1 - w1) w2 P e^{zL} du    w2(u) = Phi((high - u)/high_blur), the far window
 
-P is the density of u, and L its privacy loss.  The likelihood ratio is mix = 1 - q + q e^y, with
-y = u/sigma - 1/(2 sigma^2).  The contour integrates `prod (A+B)^n - (1 - keep_bulk) prod A^n`: all compositions without
-a step in the far tail, less the bulk compositions (every step in the bulk) if keep_bulk is 0.  The windows are entire
-functions, so the trapezoid rule stays exponentially accurate.  Its nodes are equidistant in `v = u + warp L(u)`, so one
-point per turn suffices to follow e^{itL}.
-
-The quadrature errors of A/A(c) and B/B(c), the terms beyond the cut-off in t, and the periodic images are bounded here
-as well (kernels/README.md, sections 1, 2 and 6).
+The nodes of the trapezoid rule are equidistant in `v = u + warp L(u)`, so that one point per turn suffices to follow
+e^{itL}.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,10 +1,4 @@
-"""The part of delta that the split contour does not integrate: compositions with a far step, and bulk compositions.
-
-A far step has its outcome in the far tail.  Compositions with a far step have a mass p under P and a mass q under Q.
-They contribute p - e^eps q, plus an excess if some of them have a loss below eps.  The excess is bounded.  In bulk
-compositions all outcomes are in the bulk.  They contribute at most Chernoff's bound (kernels/README.md, section 6).
-The bulk, the far tail, the likelihood ratio mix, and the windows w1 and w2 are those of split_parts.py.
-"""
+"""What the split contour leaves out: compositions with a far step, and bulk compositions (kernels/README.md)."""
 
 import math
 from typing import NamedTuple

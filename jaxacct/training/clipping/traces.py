@@ -1,9 +1,4 @@
-"""Runs traces (jaxprs).  Operations may be changed, or computed only once.
-
-XLA merges a cheap operation into each operation that uses its result, and these copies may round differently.  On CPUs
-it removes `jax.lax.optimization_barrier` first (jaxlib 0.10.2).  But it never merges an operation inside a branch with
-one that uses the branch's result, so `computed_once` makes a branch.
-"""
+"""Runs traces (jaxprs).  Operations may be changed, or computed only once (README.md of this folder)."""
 
 from __future__ import annotations
 
