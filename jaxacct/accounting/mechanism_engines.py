@@ -223,11 +223,7 @@ parts may then be negative."""
 
 
 class RemovedAndAdded(MechanismEngine):
-    """Bounds a replacement as a removal and an addition, for mechanisms without a good pair for the replacement.
-
-    `delta_replace(eps) <= min_x delta_remove(x) + e^x delta_add(eps - x)` over all real x, for profiles of the whole
-    composition. A mechanism with groups also has a dominating pair for the replacement; the smaller bound is used.
-    """
+    """Bounds a replacement as a removal and an addition, for mechanisms without a good pair for the replacement."""
 
     name, classes, if_engine_is_named = "remove_and_add", (Mechanism,), "answers"
     relations = ("replace_one",)

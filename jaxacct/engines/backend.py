@@ -160,10 +160,7 @@ def program(kernel: Callable[..., Any], **static: int) -> Compiled:
 
 
 class Compiled:
-    """A function of pytrees, compiled by XLA for each shape and device. It returns leaves. Threads may call it at once.
-
-    A program on the disk is identified by label, source files, versions, machine and settings (`programs.path_of`).
-    """
+    """A function of pytrees, compiled by XLA for each shape and device. It returns leaves. Threads may share it."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any] | None, label: str) -> None:
         self._function, self._options, self._label = function, options, f"{label} {options}"

@@ -111,14 +111,7 @@ def delta(mu: np.ndarray, epsilon: np.ndarray) -> Answer:
 def log_delta_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray | bool, eps: np.ndarray, off: np.ndarray | float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (log delta, bound on its error) of one Poisson sampled Gaussian, 0 < q < 1, at an eps known up to `off`.
-
-    Where delta is 0, log delta is -inf. Let x be the eps at which the Gaussian without sampling is evaluated (`rising`
-    or `falling`). There its log delta falls by at most (b + 4)/mu per unit of x, by `R(b) <= 1/b` and `K(b) > 1/(b^2 +
-    3)`. For remove, an error of eps moves x at the rate e^eps/(q + e^eps - 1). For add, it moves both x and log k at
-    rates of at most 1/k. The factor 1.1 covers the change of these rates where `off` is at most 1 % of their divisor.
-    Where `off` is larger, the returned bound is inf.
-    """
+    """Return (log delta or -inf, bound on its error) of one Poisson sampled Gaussian at an eps known up to `off`."""
     k, wrong = _factor(q, eps)
     alive, known = removing | (k + wrong + 1.1 * off > 0.0), removing | (wrong < 0.01 * k)
     k = np.where(removing | ~known, 1.0, k)
@@ -166,10 +159,7 @@ def delta_of_one_step(
 def _most_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> np.ndarray:
-    """Bound delta from above by delta at the least possible eps, with the largest possible k = 1 - (1 - q) e^eps there.
-
-    For add, delta is `k G(log(q e^eps/k)) = int (k dP - q e^eps dQ)_+`, which rises with k, and falls with eps.
-    """
+    """Bound delta from above by delta at the least possible eps, with the largest possible k there (README.md)."""
     eps = np.maximum(eps - off - 2.0 * ROUNDOFF * eps, 0.0)
     k, mu = np.maximum(np.sum(_factor(q, eps), axis=0), 0.0), 1.0 / sigma
     falling = np.log(q) + eps - np.log(k)
@@ -184,11 +174,7 @@ def _most_of_one_step(
 def profile_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of `H_{e^eps}(P || Q) = int (dP - e^eps dQ)_+` of one Poisson sampled Gaussian at any real eps.
-
-    For eps < 0 this is `1 - e^eps + e^eps H_{e^-eps}(Q || P)`. The last factor is the other direction's delta at -eps.
-    `off` bounds the error of eps.
-    """
+    """Return bounds of `H_{e^eps}(P || Q)` of one Poisson sampled Gaussian at any real eps, known up to `off`."""
     negative = eps < 0.0
     low, _, high = delta_of_one_step(sigma, q, removing ^ negative, np.abs(eps), off)
     factor, line = np.exp(np.minimum(eps, 0.0)), np.maximum(-np.expm1(eps), 0.0)

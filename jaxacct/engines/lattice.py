@@ -280,12 +280,7 @@ def fitting(case: Case) -> list[int]:
 
 
 def _sufficient(plan: LatticePlan, laws: list[LatticePart], rtol: float) -> int:
-    """Return a length of PAIR_LENGTHS that suffices for epsilon of a mechanism between two pairs, or the longest.
-
-    For the upper bound each loss is split between nodes h apart. The split multiplies E e^{theta L} of one step by
-    1 + theta (theta + 1) h^2/12 on average, where theta is the tilt. So in n steps the upper bound of epsilon grows by
-    n (theta + 1) h^2/12. The lower bound falls by about twice as much.
-    """
+    """Return a length of PAIR_LENGTHS that suffices for epsilon of two pairs (README.md), or the longest."""
     steps = sum(law.count for law in laws)
     for length in PAIR_LENGTHS:
         step = (plan.top - plan.bottom) / length

@@ -428,12 +428,7 @@ def cancelled(jump: np.ndarray, step: float) -> tuple[np.ndarray, float]:
 
 
 def _above_zero(mass: np.ndarray, step: float) -> np.ndarray:
-    """Return masses whose delta is at most max(c(eps), 0) at each eps, where c(eps) is the delta of `mass`.
-
-    Let c_k be c at the loss l_k of node k, and k the last node with c_k > 0. The new delta is 0 for eps >= l_k. Between
-    l_{k-1} and l_k both are linear in e^eps: c goes from c_{k-1} to c_k, and the new delta from c_{k-1} to 0, so it is
-    lower. The new mass of node k is c_{k-1}/(1 - e^-h), where h is the step.
-    """
+    """Return masses whose delta is at most max(c(eps), 0) at each eps, where c(eps) is the delta of `mass`."""
     some = np.flatnonzero(mass)
     if some.size == 0 or mass[some[-1]] > 0.0:
         return mass

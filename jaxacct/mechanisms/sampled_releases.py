@@ -160,11 +160,7 @@ def _in_two_steps(base: Mechanism, relation: str) -> FinitePair:
 def _one_after_the_other(
     loss: np.ndarray, removed: np.ndarray, added: np.ndarray, eps: np.ndarray, q: float
 ) -> np.ndarray:
-    """Return an upper bound of the sampled releases' delta at `eps`: one record is removed, then one is added.
-
-    It is q min_x {delta_remove(x) + f delta_add(eps - log f)} with the unsampled deltas `removed`, `added` at `loss`,
-    and f = e^x - (e^eps - 1)(1 - q)/q (README.md, "Several releases from one sample").
-    """
+    """Bound delta at `eps` by one record removed, then one added, from the unsampled deltas at `loss` (README.md)."""
     decay = np.exp(-loss[:0:-1])
     at = np.concatenate([decay, np.exp(loss)])
     both_sides = []

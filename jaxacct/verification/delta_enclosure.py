@@ -172,13 +172,7 @@ def power_of_grid(part: Any, count: int, epsilon: Any, most: int) -> Any:
 
 
 def repeated_laplace(top: Any, count: int, epsilon: Any) -> Any:
-    """Return delta(eps) of `count` Laplace mechanisms by a closed form.
-
-    M(z)^count e^{-z eps} is a sum of terms b e^{zd}/w^m with constants b, w = 1 + 2z and d = (2k - count) top - eps.
-    A term adds b I_m to delta, with I_m = (1/2 pi i) int e^{zd}/(z(z + 1) w^m) dz.  For d <= 0, I_m = 0.  For d > 0,
-    I_0 = 1 - e^{-d}, I_1 = (1 - e^{-d/2})^2 and I_m = I_{m-2} - 2 e^{-d/2} (d/2)^{m-1}/(m-1)!, since
-    1/((w^2 - 1) w^m) = 1/((w^2 - 1) w^{m-2}) - 1/w^m.
-    """
+    """Return delta(eps) of `count` Laplace mechanisms by a closed form (README.md, "One step, and enumeration")."""
     total = arb(0)
     for k in range(count + 1):
         tick()
@@ -232,14 +226,7 @@ def fits_direct_integration(parts: Any) -> bool:
 
 
 def by_direct_integration(build: Callable[[], Any], epsilon: float, log_scale: float, digits: int) -> Any:
-    """Enclose delta(epsilon) of 2 or 3 sampled Gaussian steps, to about 10^-digits max(e^log_scale, delta).
-
-    With the likelihood ratios m_i at outputs u_i ~ N(0, 1), and `grown` = e^eps for remove, e^-eps for add:
-
-        remove: delta = E[(m_1 ... m_n - grown)_+],    add: delta = e^eps E[(grown - m_1 ... m_n)_+].
-
-    Proofs: README.md of this folder, "Two and three steps".
-    """
+    """Enclose delta(epsilon) of 2 or 3 sampled Gaussian steps, to about 10^-digits max(e^log_scale, delta)."""
     with precision(int(100 + 4 * digits)):
         parts = build()
         sign = 1 if parts[0][0].direction == "remove" else -1

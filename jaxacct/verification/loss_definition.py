@@ -564,12 +564,7 @@ def _product(one: Column, other: Column) -> Any:
 
 
 def _squared_move(columns: list[Column], patterns: list[Sequence[int]]) -> Moves:
-    """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over the patterns pi and contributions |x_i| <= 1.
-
-    With the Gram matrix G of a pattern's columns, the upper end is the largest sum_ij |G_ij| over the patterns.  At the
-    pattern with this sum, some signs in x_i = +x or -x are tried.  The lower end is the largest squared norm found, or
-    the trace of G if that is larger.  The trace is the mean of the squared norm over all signs.
-    """
+    """Enclose the largest || sum_{i in pi} C e_i x_i^T ||^2 over patterns pi and all |x_i| <= 1 (README.md)."""
     gram = functools.lru_cache(None)(lambda i, j: _product(columns[i], columns[j]))
 
     def total(pattern: Sequence[int], signs: Sequence[int] | None) -> Any:

@@ -31,12 +31,7 @@ MARGIN = 14.0
 
 @dataclass(frozen=True)
 class AllocationLoss:
-    """The loss of P = (1/t) sum_i N(e_i, sigma^2 I) against Q = N(0, sigma^2 I) in t dimensions, in one direction.
-
-    P/Q is S = (X_1 + ... + X_t)/t with X_i = e^{s u - s^2/2}, s = 1/sigma, where u ~ N(0, 1) under Q.  With
-    put(k) = E_Q(k - S)_+, which is computed from phi(z) = E_Q e^{-z X_i/t}, delta is 1 - e^eps + put(e^eps) for remove,
-    and e^eps put(e^-eps) for add.
-    """
+    """The loss of one round of random allocation in one direction (README.md defines S, X, s, put and phi)."""
 
     sigma: Any
     slots: int

@@ -388,11 +388,7 @@ def log_beyond_on(cells: Cells, cuts: Cuts, t: Array, c: Array, y: Array, sign: 
 
 
 def log_images(k: Array, c: Array, period: Array, far: Array, log_far: Array, sign: float) -> Array:
-    """Bound the log of the sum of images, sum_{j >= 1} e^{jcp} V(k + sign j p), from above, (B,).
-
-    p is the period, V(y) the contour integral at the threshold y, and F its transform. Every c' > c in `far` gives a
-    bound: (x)_+ <= e^{c'x}/(e c'), so that V(y) <= F(c') e^{-sign c' y}/(e c').
-    """
+    """Bound the log of the sum of images j > 0 from above (README.md, section 2), (B,), by the c' > c of `far`."""
     gap = (far - c[:, None]) * period[:, None]
     each = log_far - sign * far * k[:, None] - 1.0 - np.log(far) + log_geometric(gap)
     each = each + 1e-12 * (np.abs(gap) + far * k[:, None])

@@ -52,10 +52,7 @@ def _range_error(sigma: Array, q: Array, sign: Array, t: Tilted) -> Array:
 
 
 class _PathEnd(NamedTuple):
-    """Where the path of integration returns to the real axis, and what is left outside (kernels/README.md, section 3).
-
-    The path ends before the last nodes if the phase of e^{itL} turns too far in a step there.
-    """
+    """Where the path of integration returns to the real axis, and what is left out (kernels/README.md, section 3)."""
 
     kept: Array  # (X + 1,) whether a cell lies below the path. Cells lie between nodes, and one outside each end
     odds: Array  # () odds at the right side of the path
@@ -200,10 +197,7 @@ def gaussian_errors(
 
 
 def shrinking(sigma: Array, q: Array, end: Array) -> Array:
-    """Return s with `|mix(x + i alpha)|^2 >= mix(x)^2 (1 - s sin^2(v/2))` for x <= `end`, v = alpha/sigma.
-
-    With the odds o = `q e^y/(1-q)` at `end`, s is 4 o/(1+o)^2 if o <= 1, and else 1.
-    """
+    """Return s with `|mix(x + i alpha)|^2 >= mix(x)^2 (1 - s sin^2(v/2))` for x <= `end`, v = alpha/sigma."""
     xp = namespace(sigma, q, end)
     log_odds = xp.log(q) - log1p(-q) + end / sigma - 0.5 / sigma**2
     off = 1e-12 + 16.0 * ROUNDOFF * (xp.abs(end) / sigma + 0.5 / sigma**2)
@@ -211,11 +205,7 @@ def shrinking(sigma: Array, q: Array, end: Array) -> Array:
 
 
 def _step_error_on_the_axis(sigma: Array, q: Array, sign: Array, c: Array, end: Array, step: Array) -> Array:
-    """Bound how far log M(c) lies above the log of its trapezoid sum, by integrating on the line u = x + i alpha.
-
-    With v = alpha/sigma, `mix(x) cos(v/2) <= |mix(x + i alpha)| <= mix(x)` for every real x.  For x below the grid's
-    right end `end`, `shrinking` says more.
-    """
+    """Bound how far log M(c) lies above the log of its trapezoid sum (kernels/README.md, section 3)."""
     xp = namespace(end, c)
     share = shrinking(sigma, q, end)
     s = stack(xp, [xp.ones_like(share), xp.ones_like(share), share])
@@ -277,10 +267,7 @@ def _finite_above(loss: Array, mass: Array, c: Array) -> Array:
 
 
 def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
-    """Bound `K(c) + log kappa(c)` from above, with all errors; inf if no bound is certified. c > 0.
-
-    Chernoff's bound is `delta(eps) <= e^{K(c) - c eps} kappa(c)`, with kappa of `core.log_kappa`.
-    """
+    """Bound `K(c) + log kappa(c)` for c > 0 from above, with all errors; inf if no bound is certified."""
     xp = namespace(law.sign, c)
     at = c[..., None]
     terms = [(law.mu2 * c * (c + 1.0) / 2.0)[..., None], log_kappa(c)[..., None]]
@@ -299,10 +286,7 @@ def chernoff(law: LossLaw, c: Array, nodes: int) -> Array:
 
 
 def level_sets(sigma: Array, q: Array, t: Tilted) -> tuple[Array, Array]:
-    """Bound the loss's tilted density from below by a sum of slabs, each on a level set about one of two modes.
-
-    Return the slabs' heights and lower bounds of the level sets' lengths, (2 (LEVELS - 1),) each.
-    """
+    """Bound the loss's tilted density from below by slabs: (heights, lengths of level sets), (2 (LEVELS - 1),) each."""
     xp, size = namespace(t.u), t.u.shape[-1]
     log_f = xp.log(t.weight) - xp.log(t.step)[..., None] - xp.log(t.posterior) + xp.log(sigma)[..., None]
     log_f = xp.where(t.weight > 0.0, log_f, -xp.inf)
