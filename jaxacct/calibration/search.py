@@ -261,15 +261,9 @@ def least_private(
     rtol: float,
     closest: float = 1e-12,
     whole: bool = False,
-    margin: float = 0.0,
+    margin: float = 0.0,  # share of the target that stays unspent, since another evaluation may differ by rounding
 ) -> float:
-    """Return the least protective value that holds by upper bounds of epsilon (`upper`) alone; NaN if no value holds.
-
-    `margin` is the share of the target that stays unspent, since another evaluation may differ by rounding.
-
-    >>> round(least_private(lambda noise: 3.0 / noise, 1.5, 1.0, (0.1, 100.0), falls=True, rtol=1e-6), 5)
-    2.0
-    """
+    """Return the least protective value that holds by upper bounds of epsilon (`upper`) alone; NaN if none holds."""
 
     def evaluate(rows: np.ndarray, values: np.ndarray) -> Bounds:
         found = np.asarray(upper(values), np.float64)

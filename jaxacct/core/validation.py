@@ -161,11 +161,7 @@ MEMORY = Constraint("use a whole number of bytes, such as 2**30", 2**24, LARGEST
 
 
 def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
-    """Return the value as a float or a read-only float64 array, or refuse it. A tracer raises TracerError.
-
-    >>> check("steps", [1e4, 2], COUNT).tolist()
-    [10000.0, 2.0]
-    """
+    """Return the value as a float or a read-only float64 array, or refuse it. A tracer raises TracerError."""
     # a Python number is checked as it is: a check as a NumPy array would take ten times as long
     if (type(value) is float or (type(value) is int and abs(value) <= LARGEST_COUNT)) and constraint.holds(value):
         return float(value)

@@ -473,14 +473,7 @@ def _picked(owner: Any, shape: tuple[int, ...], index: tuple[Any, ...], law: Cal
 
 
 def call(owner: Any) -> str:
-    """Return the call that builds an object, as a user would type it, without the fields that have their default.
-
-    >>> import jaxacct as ja
-    >>> ja.repeat(ja.PoissonSampled(ja.Gaussian([1.0, 2.0]), 0.01), 1000).expression()
-    'ja.dp_sgd(noise_multiplier=[1.0, 2.0], sampling_probability=0.01, steps=1000)'
-    >>> ja.compose(ja.Gaussian(1.0), ja.repeat(ja.Laplace(2.0), 3)).expression()
-    'ja.compose(ja.Gaussian(noise_multiplier=1.0), ja.repeat(ja.Laplace(scale=2.0), steps=3))'
-    """
+    """Return the call that builds an object, as a user would type it, without the fields that have their default."""
     given = []
     for field in dataclasses.fields(owner):
         value = getattr(owner, field.name)

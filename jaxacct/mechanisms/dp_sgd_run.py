@@ -239,11 +239,7 @@ def nearest_slots(sampling_probability: Any) -> np.ndarray:
 
 
 def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> float | np.ndarray:
-    """Return 1/q, the number of slots of a round or epoch, for sampling probabilities q; refuse q if 1/q is not whole.
-
-    >>> slots_of([0.01, 0.5])
-    array([100.,   2.])
-    """
+    """Return 1/q, the slots of a round or epoch, for sampling probabilities q; refuse q if 1/q is not whole."""
     rate = np.asarray(check("sampling_probability", sampling_probability, PROBABILITY))
     exact = 1.0 / np.where(rate > 0.0, rate, 1.0)
     slots = nearest_slots(np.where(rate > 0.0, rate, 1.0))
@@ -254,11 +250,7 @@ def slots_of(sampling_probability: Any, sampling: str = "random_allocation") -> 
 
 
 def rounds_of(steps: Any, size: Any) -> float | np.ndarray:
-    """Return how many rounds of `size` steps the steps take; an incomplete round counts as a whole one.
-
-    >>> rounds_of(1001, 100.0)
-    11.0
-    """
+    """Return how many rounds of `size` steps the steps take; an incomplete round counts as a whole one."""
     return _plain(np.ceil(np.asarray(check("steps", steps, COUNT)) / np.asarray(size)))
 
 

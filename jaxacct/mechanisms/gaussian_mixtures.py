@@ -178,11 +178,7 @@ def replaced_gaussian(q: float, s: float) -> FinitePair:
 
 
 def binomial(trials: int, chance: Decimal) -> np.ndarray:
-    """Return Pr[Bin(trials, chance) = j] for j = 0, 1, ..., until less than 1e-300 of the mass is left.
-
-    >>> binomial(2, Decimal("0.5")).tolist()
-    [0.25, 0.5, 0.25]
-    """
+    """Return Pr[Bin(trials, chance) = j] for j = 0, 1, ..., until less than 1e-300 of the mass is left."""
     with localcontext(Context(prec=60)):
         if chance >= 1:
             return np.eye(trials + 1)[trials]
@@ -203,11 +199,7 @@ def binomial(trials: int, chance: Decimal) -> np.ndarray:
 
 
 def hypergeometric(size: int, group: int, batch: int) -> np.ndarray:
-    """Return Pr[a batch, drawn from `size` records without replacement, has j of the `group` records], j = 0..group.
-
-    >>> hypergeometric(4, 2, 2).round(12).tolist()
-    [0.166666666667, 0.666666666667, 0.166666666667]
-    """
+    """Return Pr[a batch, drawn from `size` records without replacement, has j of the `group` records], j = 0..group."""
     first = max(0, group + batch - size)
     last = min(group, batch)
     with localcontext(Context(prec=60)):

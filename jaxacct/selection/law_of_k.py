@@ -595,10 +595,6 @@ def derivative(law: Law, order: int) -> tuple[float, Law]:
     """Return (scale, other law) with phi^(order) = scale psi', where phi generates `law` and psi the other law.
 
     The scale is 0 if K is always below `order` >= 2 (README.md of this folder, "The best j").
-
-    >>> from jaxacct import selection
-    >>> derivative(selection.Binomial(4, 0.5), 3)
-    (3.0, Binomial(trials=2.0, probability_of_run=0.5))
     """
     more = order - 1
     if more == 0:

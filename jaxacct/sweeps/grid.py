@@ -119,13 +119,7 @@ class Grid:
 
 
 def expand(fields: Mapping[str, Any], *, mode: str = "product", quantity: str | None = None, name: str = "") -> Grid:
-    """Return the grid of all combinations of the fields' values, or, in mode "zip", of the fields broadcast together.
-
-    >>> fields = {"noise_multiplier": [1.0, 2.0], "sampling_probability": 0.01, "steps": [10, 20]}
-    >>> g = expand(fields | {"delta": 1e-5})
-    >>> len(g), str(g.quantity[0]), g.inputs["steps"].tolist()
-    (4, 'epsilon', [10.0, 20.0, 10.0, 20.0])
-    """
+    """Return the grid of all combinations of the fields' values; in mode "zip", of the fields broadcast together."""
     choice("mode", mode, ("product", "zip"))
     if quantity is not None:
         choice("quantity", quantity, QUANTITIES)
