@@ -76,7 +76,7 @@ def test_a_row_that_fails_leaves_the_others(monkeypatch):
 
 
 def test_blocks_go_to_threads_and_every_row_comes_back(monkeypatch):
-    monkeypatch.setattr(backend, "_cores", lambda: 3)
+    monkeypatch.setattr(backend.devices, "cores", lambda: 3)
     seen = set()
 
     def solve(a, b, c):
@@ -89,7 +89,7 @@ def test_blocks_go_to_threads_and_every_row_comes_back(monkeypatch):
 
 
 def test_an_interrupt_cancels_what_has_not_begun(monkeypatch):
-    monkeypatch.setattr(backend, "_cores", lambda: 1)
+    monkeypatch.setattr(backend.devices, "cores", lambda: 1)
     begun, gate = [], threading.Event()
 
     def work(item):

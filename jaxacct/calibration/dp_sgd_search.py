@@ -304,7 +304,7 @@ def started(goal: Goal, rows: np.ndarray) -> Start:
         log_delta,
         np.full(rows.size, np.log(TOLERANCE)),
     )
-    _plainly(goal, rows, equation, found, hint, mu)
+    _plainly(goal, equation, found, hint, mu)
     _split(goal, equation, found, hint)
     known_x = np.isfinite(found.x)
     found.x[~known_x] = 0.5 * np.sum(np.log(goal.limits))
@@ -338,9 +338,7 @@ def by_central_limit(goal: Goal, known: dict[str, np.ndarray], mu: np.ndarray) -
     return np.clip(x, *np.log(goal.limits))
 
 
-def _plainly(
-    goal: Goal, rows: np.ndarray, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray
-) -> None:
+def _plainly(goal: Goal, equation: _Equation, found: Start, hint: contour.Hint, mu: np.ndarray) -> None:
     """Solve on plain contours of growing size ("rungs"). A row that one rung leaves unsolved moves to a larger rung."""
     rungs, spare = (PLAIN_FOR_DELTA, NEARLY) if goal.on_delta else (PLAIN, 1.0)
     low, high = np.log(goal.limits)

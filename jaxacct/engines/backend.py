@@ -227,7 +227,7 @@ def in_blocks(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
     sigma, slots, given = columns[:3]
     found = np.empty((3, sigma.size))
     order = np.lexsort((given, sigma, slots))
-    threads = int(np.clip(sigma.size // BLOCK, 1, min(_cores(), MOST_THREADS)))
+    threads = int(np.clip(sigma.size // BLOCK, 1, min(devices.cores(), MOST_THREADS)))
     size = int(np.clip(-(-sigma.size // (2 * threads)), LEAST, BLOCK)) if threads > 1 else BLOCK
     blocks = [order[first : first + size] for first in range(0, sigma.size, size)]
 
@@ -249,7 +249,7 @@ def on_cores(
     threads: int = MOST_THREADS,
 ) -> Iterator[tuple[int, Result]]:
     """Yield (index, `work(item)`) for each item, in any order. An interrupt cancels the items that have not begun."""
-    done, most = 0, min(_cores(), threads, len(items))
+    done, most = 0, min(devices.cores(), threads, len(items))
     pool = ThreadPoolExecutor(most) if most > 1 else None
     try:
         if pool is None:
@@ -275,9 +275,3 @@ def _solved(solve: Solve, columns: list[np.ndarray]) -> np.ndarray:
         if columns[0].size == 1:
             return np.array([[0.0], [0.0], [np.inf]])
         return np.concatenate([_solved(solve, [x[[i]] for x in columns]) for i in range(columns[0].size)], axis=1)
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

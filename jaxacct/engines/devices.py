@@ -46,6 +46,11 @@ def local() -> list[jax.Device]:
     return mine if device in mine else jax.local_devices(backend=device.platform)
 
 
+def cores() -> int:
+    """Return how many of the processor's cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def quiet() -> bool:
     """Return whether $JAXACCT_QUIET asks for no lines on standard error."""
     return os.environ.get("JAXACCT_QUIET", "0") not in ("", "0")

@@ -217,8 +217,7 @@ def _machine() -> tuple[str, ...]:
         lines = []
     if not lines:  # the instruction sets are unknown, so the host's name limits programs to this host
         lines = [platform.processor(), platform.node()]
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (platform.machine(), platform.system(), str(threads), *lines)
+    return (platform.machine(), platform.system(), str(devices.cores()), *lines)
 
 
 def load(folder: Path, label: str, device: Any) -> Run | None:

@@ -268,8 +268,7 @@ def _operations(jaxpr: Jaxpr, bound: frozenset[Any]) -> Iterator[tuple[Any, froz
     """Yield each operation of a trace, and the names of the device axes that begin around it in the trace."""
     for eqn in jaxpr.eqns:
         yield eqn, bound
-        # older versions of JAX say `manual_axes`; axes of the same mesh that began outside are not among them
-        inside = bound | eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes", frozenset()))
+        inside = bound | eqn.params.get("newly_manual_axes", frozenset())  # not the axes that began outside
         for inner in inner_traces(eqn):
             yield from _operations(inner.jaxpr if isinstance(inner, ClosedJaxpr) else inner, inside)
 

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxacct.core.validation import InputError
+from jaxacct.engines.devices import cores
 from jaxacct.training.clipping.traces import contents, words_of
 
 _VARIABLES = re.compile(
@@ -237,7 +238,7 @@ def machine() -> str:
         "devices": [f"{device.platform} {device.device_kind}" for device in devices],
         "backend": devices[0].client.platform_version,
         "processor": _processor(),
-        "threads": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": cores(),
         "flags": flags,
         "settings": settings,
     }
