@@ -383,9 +383,8 @@ class Ledger(Contents):
         if spent.looks is None:
             return None
         left = spent.looks.until - step
-        if step != spent.next or left < 1:
-            return step + room(plan, self, step, partition)
-        if ahead(plan, spent, step, left, partition) == ahead(plan, spent, step, left, None):
+        expected = step == spent.next and left >= 1
+        if expected and ahead(plan, spent, step, left, partition) == ahead(plan, spent, step, left, None):
             return None
         return step + room(plan, self, step, partition)
 
