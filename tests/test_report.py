@@ -24,7 +24,7 @@ from jaxacct.interop import to_json
 from jaxacct.report import Claim, report, wording
 from jaxacct.report.claim import down, safe, up
 from jaxacct.report.page import Code, Facts, Heading, Paragraph, Picture, Rows, html, markdown
-from jaxacct.report.readings import FALSE_POSITIVE_RATES, _above, by_points
+from jaxacct.report.readings import _DRAWN, FALSE_POSITIVE_RATES, _above, _read, by_points
 from jaxacct.report.subjects import counted
 from jaxacct.report.wording import in_words
 from jaxacct.selection.any_selection import AnySelection
@@ -930,6 +930,28 @@ def test_no_attacker_is_above_the_line_between_its_points():
     drawn = np.exp(np.interp(np.log(at), *line.T))
     assert np.all(drawn >= np.minimum(20.0 * at, 1.0 - (1.0 - at) / 20.0) * (1.0 - 1e-12))
     assert np.all(np.isin(points, _above(points)))
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "relation", "exact"),
+    [
+        (ja.Gaussian(0.3), "add_or_remove_one", lambda a: ndtr(ndtri(a) + 1.0 / 0.3)),
+        (ja.Gaussian(50.0), "remove_one", lambda a: ndtr(ndtri(a) + 0.02)),
+        (
+            ja.PureDP(2.0),
+            "add_or_remove_one",
+            lambda a: np.minimum(math.exp(2.0) * a, 1.0 - (1.0 - a) * math.exp(-2.0)),
+        ),
+        (ja.dp_sgd(1.0, 0.3, 1), "remove_one", lambda a: 0.3 * ndtr(ndtri(a) + 1.0) + 0.7 * a),
+        (ja.dp_sgd(1.0, 0.3, 1), "add_one", None),
+        (ja.ApproximateDP(0.0, 0.25), "add_or_remove_one", lambda a: np.minimum(a + 0.25, 1.0)),
+    ],
+)
+def test_the_line_is_nowhere_below_the_best_attacker_and_hardly_above(mechanism, relation, exact):
+    drawn, known = _read(mechanism, relation, 0.1).drawn, ja.profile(mechanism, relation)
+    found = known.true_positive_rate(_DRAWN) if exact is None else exact(_DRAWN)
+    low, high = (found.lower, found.upper) if exact is None else (found, found)
+    assert np.all((drawn >= low * (1.0 - 1e-9)) & (drawn <= high * 1.03))
 
 
 @pytest.mark.parametrize(("mass", "seed"), [(0.0, 1), (1.0, 2), (1.0, 3)])

@@ -24,14 +24,15 @@ _DECADES = 4
 _LINE, _GUESS, _INK, _GRID = "#0b5394", "#777777", "#333333", "#e2e2e2"
 FALSE_POSITIVE_RATES = (1e-2, 1e-3)
 """Rates at which a report states the true-positive rate."""
-_CURVE = np.unique(np.concatenate([np.geomspace(1e-4, 1.0, 33), FALSE_POSITIVE_RATES]))
+_DRAWN = np.geomspace(1e-4, 1.0, 129)
+"""Rates at which the picture's line has points."""
 
 
 class Readings(NamedTuple):
     """Brackets of the largest success of any attacker."""
 
-    fpr: np.ndarray
-    tpr: Bounds  # the largest true-positive rate at each false-positive rate of `fpr`
+    tpr: Bounds  # the largest true-positive rate at each of FALSE_POSITIVE_RATES
+    drawn: np.ndarray  # upper bounds of the true-positive rate at each of _DRAWN
     advantage: Bounds  # the largest difference tpr - fpr
     prior: float  # the probability, before the output is seen, that the record was used
     posterior: Bounds  # largest probability that the record was used if the attacker says so, at FALSE_POSITIVE_RATES
@@ -39,7 +40,7 @@ class Readings(NamedTuple):
 
     def rate(self, fpr: float) -> float:
         """Return the upper end of the true-positive rate at `fpr`, which is one of `FALSE_POSITIVE_RATES`."""
-        return float(self.tpr.upper[np.flatnonzero(self.fpr == fpr)[0]])
+        return float(self.tpr.upper[FALSE_POSITIVE_RATES.index(fpr)])
 
     def as_bounds(self) -> Readings:
         """Return the readings with lower ends 0: they hold for every mechanism that leaks no more than the one read."""
@@ -71,10 +72,15 @@ def readings_of(claim: Claim, prior: float) -> Readings | None:
 
 def _read(mechanism: Mechanism, relation: str, prior: float) -> Readings:
     known = profile(mechanism, relation)
-    tpr = known.true_positive_rate(_CURVE)
+    tpr = known.true_positive_rate(FALSE_POSITIVE_RATES)
     advantage = known.advantage()
     posterior = known.posterior(prior, FALSE_POSITIVE_RATES)
-    return Readings(_CURVE, tpr, advantage, prior, posterior, known.bayes_success(prior))
+    # TPR <= delta(eps) + e^eps FPR at every real eps; no rate drawn needs an eps whose e^eps FPR is above 1
+    farthest = min(float(known.epsilon(1e-6).upper), -math.log(_DRAWN[0]))
+    eps = np.linspace(-farthest, farthest, 81)
+    lines = np.asarray(known.delta(eps).upper)[:, None] + np.exp(eps)[:, None] * _DRAWN
+    drawn = np.minimum(lines.min(axis=0) * (1.0 + 4.0 * np.finfo(float).eps), 1.0)
+    return Readings(tpr, drawn, advantage, prior, posterior, known.bayes_success(prior))
 
 
 def by_points(points: Sequence[tuple[float, float]]) -> PrivacyProfile | None:
@@ -103,7 +109,7 @@ def attacker_curve(readings: Readings) -> str:
             f'<text x="{x:.1f}" y="{_TOP + _HEIGHT + 18}" text-anchor="middle">{label}</text>',
             f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>',
         ]
-    points = [(float(a), float(b)) for a, b in zip(readings.fpr, readings.tpr.upper, strict=True)]
+    points = list(zip(_DRAWN.tolist(), readings.drawn.tolist(), strict=True))
     curve = " L".join(f"{_x(a):.1f},{_y(b):.1f}" for a, b in _above(points))
     corner = f"{_LEFT + _WIDTH:.1f},{_TOP:.1f} L{_LEFT:.1f},{_TOP:.1f}"
     parts += [
