@@ -366,6 +366,8 @@ def _minimise(
     size = parts.mu2.size
     c = np.sort(START if orders is None else orders)[:, None] + np.zeros(size)
     best, least = np.full(size, np.inf), np.full(size, np.inf)
+    if parts.finite_n.shape[1] == 1 and parts.guaranteed().all():  # no atom is read, so none is copied
+        parts = parts._replace(finite_loss=parts.finite_loss[..., :0], finite_mass=parts.finite_mass[..., :0])
     for _ in range(4 if orders is None else 1):  # rounds of the search for the best order
         high = log_moments(parts.take(np.tile(np.arange(size), len(c))), c.ravel()).high.reshape(c.shape)
         k = np.where(np.isnan(high), np.inf, high)
