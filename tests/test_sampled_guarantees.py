@@ -132,7 +132,10 @@ def test_a_removal_says_nothing_of_a_sampled_guarantee_for_replacements(beside, 
     truth = delta_of(*(np.append(1.0 - RATE, RATE * law) for law in responses(1.0)), 0.5)
     assert ja.delta(alone, 0.5, relation="replace_one").upper >= truth
     assert ja.delta(ja.compose(alone, beside), 0.5, relation="replace_one").upper >= truth
-    batch = ja.compose(ja.PoissonSampled(base, [RATE, 1e-3]), beside)
+
+
+def test_a_batch_of_sampled_guarantees_beside_a_group_has_an_epsilon_each():
+    batch = ja.compose(ja.PoissonSampled(ja.PureDP(1.0), [RATE, 1e-3]), ja.PoissonSampled(FAR, 0.5, group=2))
     assert ja.epsilon(batch, 1e-3, relation="replace_one").shape == (2,)
 
 
