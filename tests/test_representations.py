@@ -549,9 +549,7 @@ def test_divergences_beyond_float64_are_infinite():
 
 
 def test_rates_with_a_closed_form_ask_no_lattice(monkeypatch):
-    asked, by_slopes = [], mechanism_profile._tradeoff_by_slopes
-    monkeypatch.setattr(
-        mechanism_profile, "_tradeoff_by_slopes", lambda one, *given: asked.append(one.engine) or by_slopes(one, *given)
-    )
+    asked, curve = [], mechanism_profile._curve
+    monkeypatch.setattr(mechanism_profile, "_curve", lambda one, at: asked.append(one.engine) or curve(one, at))
     run = ja.dp_sgd(noise_multiplier=0.38148, sampling_probability=0.0043072, steps=1)
     assert ja.profile(run, "add_one").true_positive_rate(0.173).ok and "lattice" not in asked

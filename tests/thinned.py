@@ -199,7 +199,10 @@ THINNED = {
     "test_training_rounds": ("test_what_goes_on_otherwise_within_a_round_draws_slots_anew_and_counts_another",),
     "test_training_sources_draws": ("test_every_rule_draws_the_same_records",),
     "test_training_keeping": ("test_nobody_can_try_data_out_on_a_written_state",),
-    "test_training_sequences": ("test_no_step_is_forgotten",),
+    "test_training_sequences": (
+        "test_a_run_that_repeats_itself_to_its_end_claims_its_plan_alone",
+        "test_no_step_is_forgotten",
+    ),
     "test_training_step": ("test_all_examples_drawn_are_used_and_normalised_by_the_expected_number",),
     "test_truncated_poisson": (
         "test_enumeration_of_small_data_sets",
