@@ -5,6 +5,7 @@ import itertools
 import mpmath
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 import jaxacct as ja
 from jaxacct import representations
@@ -162,6 +163,60 @@ def test_repeated_samples_under_replacement_are_a_bound():
         assert found.lower <= truth <= found.upper and found.kind == "bound"
         strict |= bool(found.upper > 1.001 * truth)
     assert strict and ja.delta(step, 0.2, relation="replace_one").kind == "certified"
+
+
+P, Q = np.array([0.5, 0.5]), np.array([0.9, 0.1])
+STEP, LOSS = ja.FiniteOutput(P, Q), np.log(1.8)
+LEFT = 0.5 * np.exp(-0.25)  # of Laplace noise of scale 2 around 0, the mass beyond 1/2
+BESIDE = {  # a symmetric mechanism, and its law with the record's first value and with its second one
+    "response": (ja.RandomizedResponse(0.6), [0.6, 0.4], [0.4, 0.6]),
+    "output": (ja.FiniteOutput([0.2, 0.3, 0.5], [0.5, 0.3, 0.2]), [0.2, 0.3, 0.5], [0.5, 0.3, 0.2]),
+    "sign of a Gaussian": (ja.Gaussian(2.0), [ndtr(0.25), ndtr(-0.25)], [ndtr(-0.25), ndtr(0.25)]),
+    "sign of Laplace noise": (ja.Laplace(2.0), [1.0 - LEFT, LEFT], [LEFT, 1.0 - LEFT]),
+}
+
+
+def in_the_worst_orders(first, second, eps):
+    """Delta of outputs y of the laws `first` and `second`, after each of which the order of STEP is the worse one."""
+    orders = ((P, Q), (Q, P))
+    each = [
+        max(np.sum(np.maximum(a * p - np.exp(eps) * b * q, 0.0)) for p, q in orders)
+        for a, b in zip(first, second, strict=True)
+    ]
+    return sum(each)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_the_order_of_a_step_may_follow_from_the_outputs_beside_it(name):
+    """Only where two mechanisms had two orders was a step's order taken as free: .4, "certified", for .48."""
+    other, first, second = BESIDE[name]
+    doors = {
+        "composed": ja.compose(other, STEP),
+        "repeated once": ja.repeat(ja.compose(STEP, other), 1),
+        "sampled surely": ja.compose(ja.PoissonSampled(STEP, 1.0), other),
+        "a repetition inside": ja.compose(ja.repeat(STEP, [1.0, 1.0]), other),
+        "its profile": ja.compose(other, ja.PrivacyProfile([0.0, LOSS, 1.61], [0.4, 0.32, 0.0], [0.4, 0.0, 0.0])),
+    }
+    for eps in (0.0, 0.2):
+        truth = in_the_worst_orders(first, second, eps)
+        for door, run in doors.items():
+            found = ja.delta(run, eps, relation="replace_one")
+            assert np.all(found.upper >= truth * (1.0 - 1e-9)) and np.all(found.kind == "bound"), (door, eps)
+        assert ja.profile(doors["composed"], "replace_one").delta(eps).upper >= truth * (1.0 - 1e-9)
+        claim = ja.Bounds(0.0, 0.0, truth * (1.0 - 1e-6), "bound", "ok", "")
+        assert ja.verify(doors["composed"], claim, epsilon=eps, relation="replace_one").status != "verified"
+    low = min(delta_of(np.outer(first, p).ravel(), np.outer(second, q).ravel(), 0.0) for p, q in ((P, Q), (Q, P)))
+    assert in_the_worst_orders(first, second, 0.0) > 1.01 * low
+    found = ja.delta(ja.ProposeTestRelease(STEP, 2.0, 1e6), 0.0, relation="replace_one").upper
+    assert found >= in_the_worst_orders(*BESIDE["sign of Laplace noise"][1:], 0.0)
+
+
+def test_a_sample_of_several_releases_displaces_a_record_in_an_order_that_outputs_choose():
+    """Data {1, 0} and {0}, one record in the sample, under the default relation: .2 was claimed for .24."""
+    run = ja.SampledWithoutReplacement(ja.compose(ja.RandomizedResponse(0.6), STEP), 0.5)
+    truth = 0.5 * in_the_worst_orders([0.6, 0.4], [0.4, 0.6], 0.0)
+    assert truth == pytest.approx(0.24) and ja.delta(run, 0.0).upper >= truth * (1.0 - 1e-9)
+    assert ja.epsilon(run, 0.21).upper > 0.0
 
 
 def test_renyi_divergences_of_joined_pairs_are_bounds():

@@ -262,10 +262,16 @@ def test_mixed_orders_of_replaced_records_count():
     assert status(run, fixed * (1 - 1e-9), 1.0, **asked) == "verified"
     answer = ja.delta(run, epsilon, relation="replace_one")
     assert ja.verify(run, answer, **asked).status == "verified"
-    # if only one step has unlike orders, delta is the larger of the deltas of its two orders
+    # if only one step has unlike orders, the answer beside it may choose the order
+    response = [0.6, 0.4]
     alone = ja.compose(ja.FiniteOutput(*FIRST), ja.RandomizedResponse(0.6))
-    most = max(hockey_stick([way, ([0.6, 0.4], [0.4, 0.6])], epsilon) for way in (FIRST, FIRST[::-1]))
-    assert status(alone, most * (1 - 1e-9), most * (1 + 1e-9), **asked) == "verified"
+    left = [epsilon - math.log(a / b) for a, b in zip(response, response[::-1], strict=True)]
+    most = sum(
+        a * max(hockey_stick([way], x) for way in (FIRST, FIRST[::-1])) for a, x in zip(response, left, strict=True)
+    )
+    either = max(hockey_stick([way, (response, response[::-1])], epsilon) for way in (FIRST, FIRST[::-1]))
+    assert most > 1.001 * either and status(alone, 0.0, most * (1 - 1e-9), **asked) != "verified"
+    assert status(alone, either * (1 - 1e-9), most * (1 + 1e-9), **asked) == "verified"
 
 
 def test_many_orders_are_bounded_without_trying_them():

@@ -124,7 +124,7 @@ class Composed(Combinator):
 
     The list of mechanisms must be fixed in advance: it may not depend on outputs. Parts with groups of different sizes
     give a bound, which covers a group of the smallest size. Under ``replace_one`` the answer is a
-    bound if the two directions differ in two or more of the mechanisms (README.md, "Two orders of a replaced record").
+    bound if the two directions differ in one of several mechanisms (README.md, "Two orders of a replaced record").
 
     Parameters
     ----------
@@ -191,8 +191,8 @@ class Composed(Combinator):
         return f"ja.compose({', '.join(mechanism.expression() for mechanism in self.mechanisms)})"
 
     def _mixes_orders(self, relation: str) -> bool:
-        """Return True for ``replace_one`` if the two directions may differ in two or more of the mechanisms."""
-        return relation == "replace_one" and sum(not m.symmetric() for m in self.mechanisms) > 1
+        """Return True for ``replace_one`` if the directions may differ in a mechanism that is not alone."""
+        return relation == "replace_one" and len(self.mechanisms) > 1 and not self.symmetric()
 
     def group_sizes(self) -> set[int]:
         return set().union(*(one.group_sizes() for one in self.mechanisms))
@@ -314,7 +314,9 @@ class ProposeTestRelease(Combinator):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         test = Laplace(self.test_scale).expand("add_or_remove_one", direction)
         missed = ApproximateDP(0.0, self._passing()).expand(relation, direction)
-        return [*test, *missed, *self.mechanism.expand(relation, direction)]
+        either = relation == "replace_one" and not self.mechanism.symmetric()  # its order may depend on the distance
+        inside = in_either_order(self.mechanism, relation) if either else self.mechanism.expand(relation, direction)
+        return [*test, *missed, *inside]
 
     def infinity_exactly(self, relation: str, direction: str) -> Fraction | None:
         inner = self.mechanism.infinity_exactly(relation, direction)

@@ -169,19 +169,30 @@ def directions(mechanism: Any, relation: str) -> list[tuple[Any, str]]:
 
 
 def mixes_orders(mechanism: Any, relation: str) -> bool:
-    """Return whether the relation may exchange p and q in one FiniteOutput mechanism and keep them in another."""
-    return relation == "replace_one" and _unlike(mechanism) > 1
+    """Return whether the relation may exchange p and q of a FiniteOutput mechanism, as another output says."""
+    return relation == "replace_one" and _unlike(mechanism) > 0 and _count(mechanism, lambda each: 1) > 1
 
 
 def _unlike(mechanism: Any) -> int:
     """Return how many FiniteOutput mechanisms in `mechanism` change when their p and q are exchanged."""
-    if type(mechanism) is known.FiniteOutput:
-        pairs = list(zip(np.asarray(mechanism.p).tolist(), np.asarray(mechanism.q).tolist(), strict=True))
+
+    def changes(each: Any) -> int:
+        if type(each) is not known.FiniteOutput:
+            return 0
+        pairs = list(zip(np.asarray(each.p).tolist(), np.asarray(each.q).tolist(), strict=True))
         return int(sorted(pairs) != sorted((q, p) for p, q in pairs))
-    if type(mechanism) is known.MatrixMechanism:
-        return 0  # A MatrixMechanism holds no FiniteOutput. Its `inside` would run code of the engines.
+
+    return _count(mechanism, changes)
+
+
+def _count(mechanism: Any, of_one: Callable[[Any], int]) -> int:
+    """Return the sum of `of_one` over the mechanisms inside, in which a repetition counts as two runs."""
+    # a MatrixMechanism holds no FiniteOutput, and its `inside` would run code of the engines
+    inside = () if type(mechanism) is known.MatrixMechanism else mechanism.inside()
+    if not inside:
+        return of_one(mechanism)
     times = 2 if type(mechanism) is known.Repeated and np.any(np.greater(mechanism.steps, 1.0)) else 1
-    return times * sum(_unlike(each) for each in mechanism.inside())
+    return times * sum(_count(each, of_one) for each in inside)
 
 
 def _orders(mechanism: Any) -> list[Any]:
