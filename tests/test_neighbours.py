@@ -89,6 +89,21 @@ def test_no_door_has_a_pair_of_a_replaced_record_where_groups_take_turns():
     assert known.delta(0.3).upper >= 0.1 and known.true_positive_rate(0.2).kind == "bound"
 
 
+def test_delta_of_a_replacement_is_small_to_the_end():
+    """From eps = 5e4 on no split of eps was finite: delta was .04, which a sample took for infinite losses."""
+    run = ja.PoissonSampled(ja.Gaussian(2.0), 0.2, in_turns=True)
+    for each in (run, ja.RandomAllocation(ja.Gaussian(2.0), 4)):
+        found = ja.delta(each, np.array([1e2, 1e4, 1e5, 1e300]), relation="replace_one").upper
+        assert np.all(found <= 1e-100)
+    fixed = ja.SampledWithoutReplacement(run, 0.5)
+    assert ja.epsilon(fixed, 1e-3, relation="zero_out").upper < 0.3
+    assert ja.delta(fixed, 0.5, relation="zero_out").upper < 1e-4
+
+
+def test_no_group_of_records_takes_turns():
+    assert "leaks no less" in refusal(ja.PoissonSampled, ja.Gaussian(1.0), 0.1, 3, True)
+
+
 def test_no_replacement_is_verified_where_groups_take_turns():
     """Without sampling the bound of one group would be verified, which is smaller than that of two."""
     whole = ja.MatrixMechanism(BANDS, 8.0, strategies.CyclicPoisson(2, 1.0))

@@ -287,7 +287,7 @@ def _upper_delta(question: MechanismQuestion, epsilon: np.ndarray, relation: str
 def _delta_replaced(question: MechanismQuestion) -> Bounds:
     """Bound a replacement's delta from above, by the best split of eps found between removal and addition."""
     shape, _, given = flat(question)
-    eps = given.reshape(shape)
+    eps = np.minimum(given.reshape(shape), 700.0)  # e^eps must not overflow, and delta never grows with eps
 
     def both(first: np.ndarray) -> np.ndarray:
         rest = (eps - first) - 2.0 * ROUNDOFF * np.abs(eps - first)

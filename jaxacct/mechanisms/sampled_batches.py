@@ -133,6 +133,11 @@ class PoissonSampled(OfGaussianMixtures):
         require_samplable("PoissonSampled", self.mechanism, fixed_size=False)
         check_flag("in_turns", self.in_turns, "True if groups of records take turns")
         object.__setattr__(self, "group", check_one("group", self.group, GROUP, ONE_GROUP))
+        if self.group > 1 and self.in_turns:
+            raise InputError(
+                f"group = {self.group} is not known with in_turns=True, since its records may take different turns; "
+                "use ja.Gaussian(noise_multiplier / group) without sampling, which leaks no less"
+            )
         if self.group > 1 and self._innermost().gaussians() is None:
             require_gaussian(f"group = {self.group}: PoissonSampled", self._innermost())
 
