@@ -497,13 +497,9 @@ def _tradeoff(profile: Profile, fpr: float | np.ndarray) -> Bounds:
         at = open_ & (rows == row)
         one = profile.element(np.unravel_index(row, mine)) if mine else profile
         by_lattice = [replace(one, engine="lattice")] if one.engine == "auto" else []
-        for each in [*by_lattice, one] if hard[at].any() else [one, *by_lattice[: int(exact[row])]]:
-            found = _tradeoff_by_slopes(each, wanted[at], rtol)
-            both = _agreed(profile, np.maximum(low[at], found.low), np.minimum(high[at], found.high))
-            low[at], high[at] = both
-            # if the lattice engine's bracket of an error rate is at most 0.01 wide, no other engine is asked
-            if is_narrow(*both, rtol).all() or np.all(high[at] - low[at] <= 0.01):
-                break
+        order = [*by_lattice, one] if hard[at].any() else [one, *by_lattice[: int(exact[row])]]
+        found = _tradeoff_by_slopes(order, wanted[at], rtol)
+        low[at], high[at] = _agreed(profile, np.maximum(low[at], found.low), np.minimum(high[at], found.high))
     low, high = np.clip(low, 0.0, 1.0).reshape(shape), np.clip(high, 0.0, 1.0).reshape(shape)
     status = np.where(is_narrow(low, high, rtol), "ok", "width")
     kind = _kind(profile)
@@ -553,8 +549,12 @@ def is_narrow(low: np.ndarray, high: np.ndarray, rtol: float) -> np.ndarray:
     return high - low <= np.maximum(rtol * high, NARROW_ABSOLUTE)
 
 
-def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Interval:
-    """Bracket the trade-off function at the rates `fpr`, from delta at a grid of eps that is refined where needed."""
+def _tradeoff_by_slopes(by_engines: list[Profile], fpr: np.ndarray, rtol: float) -> Interval:
+    """Bracket the trade-off function at the rates `fpr`, from delta at a grid of eps that is refined where needed.
+
+    Where errors of delta cause most of the width, the best cells are asked for again by the next of the engines.
+    """
+    profile, *others = by_engines
     floor = _mass_at_infinity(profile)
 
     def ends(epsilon: np.ndarray) -> list[np.ndarray]:
@@ -595,16 +595,23 @@ def _tradeoff_by_slopes(profile: Profile, fpr: np.ndarray, rtol: float) -> Inter
         wide = high - low > np.maximum(rtol * np.minimum(high, 1.0 - low), 1e-12)  # 1e-12 allows for errors of delta
         wide &= (fpr > 0.0) & (fpr < 1.0)
         before, width = width, float(np.max(high - low))
-        # where a finer grid does not halve the width, errors of delta cause what remains of the width
-        if turn == TRADEOFF_ROUNDS or not wide.any() or (turn > 1 and width > 0.5 * before):
+        if turn == TRADEOFF_ROUNDS or not wide.any():
             break
         cells = np.unique(best_cells(x, below, above, fpr[wide], 1.0))
         near = np.unique(np.concatenate([cells - 1, cells, cells + 1]))
         near = near[(near > 0) & (near < x.size - 1)]
         if not near.size:
             break
-        epsilon = (np.log(x[near]) + np.arange(1, 5)[:, None] / 5 * np.log(x[near + 1] / x[near])).ravel()
-        x, below, above = map(np.append, (x, below, above), ends(epsilon))
+        places = np.arange(1, 5)[:, None] / 5
+        # a finer grid helps little where errors of delta cause most of the width, or where it did not halve the width
+        if width <= 2.0 * np.max((above - below)[near]) or (turn > 1 and width > 0.5 * before):
+            if not others or width <= 0.01:  # so narrow a bracket of an error rate is asked of no other engine
+                break
+            profile, *others = others
+            places = np.arange(6)[:, None] / 5
+        asked = np.unique(np.log(x[near]) + places * np.log(x[near + 1] / x[near]))
+        again = np.isin(x, x[np.union1d(near, near + 1)]) & (places.size == 6)
+        x, below, above = (np.append(old[~again], new) for old, new in zip((x, below, above), ends(asked), strict=True))
         order = np.argsort(x)
         x, below, above = x[order], below[order], above[order]
     return _agreed(profile, low, high)
