@@ -270,3 +270,27 @@ def test_nodes_added_in_the_last_round_have_their_deltas(monkeypatch):
     monkeypatch.setattr(adaptive_selection, "MOST_ROUNDS", 1)
     wide = ja.delta(run, 2.0)
     assert wide.lower <= narrow.lower <= narrow.upper <= wide.upper
+
+
+@pytest.mark.parametrize(
+    ("base", "delta", "relation"),
+    [
+        (ja.FiniteOutput([0.7, 0.2, 0.1], [0.5, 0.2, 0.3]), 0.2, "replace_one"),
+        (ja.FiniteOutput([0.7, 0.2, 0.1], [0.5, 0.2, 0.3]), 0.1, "replace_one"),
+        (ja.TruncatedPoissonSampled(ja.Gaussian(1.5), 0.1, 100, 14), 0.021, "add_or_remove_one"),
+        (ja.RandomAllocation(ja.Gaussian(1.1), 10), 1e-5, "add_or_remove_one"),
+    ],
+)
+def test_epsilon_of_a_bound_is_where_delta_meets_the_target(base, delta, relation):
+    """The search took half the upper end of delta for its estimate: epsilon was 1e287, "ok", for .0834."""
+    chosen = selection.select(base, selection.Categorical([0.2, 0.4, 0.4]), candidates="adaptive")
+    found = float(ja.epsilon(chosen, delta, relation=relation).upper)
+    below, at = (ja.delta(chosen, x, relation=relation).upper for x in (0.97 * found, 1.0001 * found))
+    assert at <= delta < below and found < 10.0
+
+
+def test_a_target_at_the_mass_at_infinity_is_no_error():
+    """The search had no right end, and asked for delta at NaN."""
+    base = ja.FiniteOutput([0.0, 1.0], [1.0, 0.0])
+    found = ja.epsilon(selection.select(base, selection.Categorical([0.2, 0.4, 0.4]), candidates="adaptive"), 0.8)
+    assert found.lower == 0.0 and found.status == "width"

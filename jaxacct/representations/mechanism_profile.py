@@ -604,7 +604,7 @@ def _tradeoff_by_slopes(by_engines: list[Profile], fpr: np.ndarray, rtol: float)
             break
         places = np.arange(1, 5)[:, None] / 5
         # a finer grid helps little where errors of delta cause most of the width, or where it did not halve the width
-        if width <= 2.0 * np.max((above - below)[near]) or (turn > 1 and width > 0.5 * before):
+        if width <= 2.0 * np.max((above - below)[np.append(cells, cells + 1)]) or (turn > 1 and width > 0.5 * before):
             if not others or width <= 0.01:  # so narrow a bracket of an error rate is asked of no other engine
                 break
             profile, *others = others

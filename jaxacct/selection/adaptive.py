@@ -255,6 +255,8 @@ class Mixture:
         if not search.bracketed(self._guess(target)):
             return search.low, search.high
         for width in (max(self.rtol, 0.01), *[self.rtol] * MOST_ROUNDS):
+            if math.isinf(search.right[0]):
+                break
             search.narrow(0.1)
             before = self.nodes.size
             # the nodes that `at` adds change the estimates of the sum, so `around` finds `left` and `right` anew
@@ -297,7 +299,8 @@ class Mixture:
         beyond = weights.above + weights.below * (high[0] if high.size else 1.0)
         middle = 0.5 * (weights.high[nodes] @ (low + high) + self._between(weights.high) @ (before[:-1] + high))
         bottom, top = max(float(least) * (1.0 - slack), 0.0), min(float(most + beyond) * (1.0 + slack), 1.0)
-        return Sum(bottom, min(max(float(middle), bottom), top), top)
+        # of a base with upper bounds alone the estimate is the upper bound, which is what the search must solve for
+        return Sum(bottom, min(max(float(middle), bottom), top) if bottom > 0.0 else top, top)
 
     def _between(self, mass: np.ndarray) -> np.ndarray:
         """Return for each node the sum of `mass` over the k strictly between the preceding node and this node."""
@@ -350,7 +353,8 @@ class _Search:
                 self.low = max(self.low, x)
             if one.high <= self.target:
                 self.high = min(self.high, x)
-            if one.middle > self.target and x >= self.left[0]:
+        for x, one in zip(eps.tolist(), found, strict=True):
+            if one.middle > self.target and self.left[0] <= x < self.high:
                 self.left = x, one.middle
             elif not one.middle > self.target and x < self.right[0]:
                 self.right = x, one.middle
@@ -359,7 +363,7 @@ class _Search:
     def bracketed(self, guess: float) -> bool:
         """Return whether an eps with an estimate of at most the target was found, around `guess` or beyond."""
         while math.isinf(self.right[0]) and guess <= LAST_EPS:
-            self.fan(np.minimum(guess * np.array([0.06, 0.25, 0.5, 0.9, 1.2, 2.0, 4.0, 16.0, 256.0]), LAST_EPS))
+            self.fan(np.minimum(guess * np.array([0.25, 0.9, 1.2, 4.0, 256.0]), LAST_EPS))
             guess *= 4096.0
         return math.isfinite(self.right[0])
 
@@ -400,7 +404,7 @@ class _Search:
         places = []
         for sign, end in ((1.0, found.high), (-1.0, found.low)):
             distance = abs(math.log(max(end, 1e-320) / self.target)) / slope + 2.0**-46 * x
-            places.append(x + sign * distance * np.array([1.01, 1.1, 1.5, 3.0, 10.0]))
+            places.append(x + sign * distance * np.array([1.01, 1.3, 4.0]))
         self.fan(np.clip(np.unique(np.concatenate(places)), 0.0, LAST_EPS))
 
 
