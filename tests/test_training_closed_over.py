@@ -30,7 +30,8 @@ ONE_HOT = np.eye(10, dtype=np.float32)[LABELS]
 PLACES = np.tile(np.arange(16, dtype=np.int32), (SIZE, 1))
 MASK = (np.arange(16) < RNG.integers(1, 17, SIZE)[:, None]).astype(np.float32)
 DATA = (X, LABELS, RARE, TARGETS, IMAGES, TOKENS, PAIRS, ONE_HOT, PLACES, MASK, np.arange(SIZE), np.sort(LABELS))
-PLAN = Plan(target_delta=1e-5, dataset_size=SIZE, sampling_probability=0.1, noise_multiplier=1.0, steps=1)
+ONCE = {"target_delta": 1e-5, "sampling_probability": 0.1, "noise_multiplier": 1.0, "steps": 1}
+PLAN = Plan(**ONCE, dataset_size=SIZE)
 
 RECORDS = {
     "all": X,
@@ -136,6 +137,21 @@ def test_a_trainer_refuses_a_loss_that_closes_over_the_data(tmp_path):
         text = refusal(trainer.fit, state, data, ledger=tmp_path / "run.jsonl", progress=False)
         assert "loss_fn closes over" in text
     assert not (tmp_path / "run.jsonl").exists()
+
+
+def test_a_rule_that_uses_its_example_from_outside_spends_nothing(tmp_path):
+    """Tracing and compiling succeeded; the first call failed with JAX's words, after an entry; `tune` was silent."""
+    loss = lambda w, x: jax.custom_gradient(lambda w: (w @ x, lambda g: (g * x,)))(w)
+    for more, users in (({}, None), ({"examples_per_user": 2}, np.arange(SIZE) // 2)):
+        plan = PLAN if users is None else Plan(**ONCE, dataset_size=SIZE // 2, unit="user")
+        trainer = Trainer(loss, optax.sgd(0.1), plan, 1.0, **more)
+        for data in (X, Source(X)) if users is None else (X,):
+            given = {"users": users, "ledger": tmp_path / "run.jsonl", "progress": False}
+            assert "keeps a traced value" in refusal(trainer.fit, trainer.init(ZEROS), data, **given)
+    assert "keeps a traced value" in tuned("tune", tmp_path / "run.jsonl", loss)
+    assert "keeps a traced value" in refusal(clipped_sum, loss, ZEROS, X[:4])
+    scaled = jax.jit(lambda scale: clipped_sum(lambda w, x: scale * (w @ x), ZEROS, X[:4]).total)
+    assert np.isfinite(scaled(2.0)).all() and not list(tmp_path.iterdir())
 
 
 def test_records_in_a_frozen_variable_are_found(still_steps):

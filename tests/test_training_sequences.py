@@ -3,12 +3,14 @@
 import math
 import shutil
 from contextlib import suppress
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import refusal
 from training_cases import gaussian_epsilon
 from training_runs import squares, still_trainer
 
@@ -269,3 +271,15 @@ def test_a_look_writes_one_checkpoint_more(tmp_path, drawn, monkeypatch):
     more["ledger"] = tmp_path / "ledger"
     trainer.fit(trainer.init(jnp.zeros(2)), DATA, callbacks=[look], checkpoints=tmp_path / "three", **more)
     assert saved == [(0, False), (5, True), (10, True)]
+
+
+def test_a_state_with_steps_and_no_history_is_refused(tmp_path):
+    """Steps of a state put together by hand were forgotten: epsilon 3.71, and 0 for the last step, for 5.54."""
+    plan = Plan(noise_multiplier=2.0, sampling_probability=1.0, target_delta=1e-5, dataset_size=10, steps=6)
+    trainer, data = still_trainer(plan), np.zeros((10, 2), np.float32)
+    begun = trainer.init(np.zeros(2, np.float32))
+    for step in (3, 6):
+        for ledger in (None, tmp_path / "run.jsonl"):
+            given = {"ledger": ledger, "progress": False}
+            assert "its history has no step" in refusal(trainer.fit, replace(begun, step=step), data, **given)
+    assert not list(tmp_path.iterdir())

@@ -21,6 +21,7 @@ from jaxacct.core.types import Foreign, PyTree
 from jaxacct.core.validation import COUNT, InputError, check, choice
 from jaxacct.training.clipping.clipped_sum import METHODS, norm_methods, sensitivity
 from jaxacct.training.clipping.examples_apart import refuse_closed_over, refuse_records
+from jaxacct.training.clipping.traces import refuse_kept
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.run import run_ledger
@@ -262,6 +263,11 @@ class Trainer:
             raise InputError("jax_disable_jit is set, and keys depend on the compiled program; leave it unset in fit")
         if not isinstance(state, State):
             raise InputError(f"state is a {type(state).__name__}, must be a State; use trainer.init(params)")
+        if state.step and state.history == NOTHING:
+            raise InputError(
+                f"state says step {state.step}, but its history has no step; give the state that fit returned or a "
+                "folder as checkpoints, or begin a run of its own with trainer.init(params)"
+            )
         if state.step:
             self.plan.require_noise_of(state.plan)
         elif state.past is not None:
@@ -310,6 +316,7 @@ class Trainer:
                     program = Program(where, *start)
             stack.callback(program.close)
             for traced in program.traced:
+                refuse_kept(traced)
                 refuse_closed_over("loss_fn", traced.jaxpr, private, () if rest is None else rest.frozen)
             if state.step == 0:
                 refuse_records(carried.params, private)

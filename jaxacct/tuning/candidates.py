@@ -22,6 +22,7 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.selection import Categorical, Law
 from jaxacct.training.clipping.clipped_sum import CLIP_NORM, METHODS, sensitivity
 from jaxacct.training.clipping.examples_apart import refuse_closed_over, refuse_records
+from jaxacct.training.clipping.traces import refuse_kept
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import UNUSUAL
 from jaxacct.training.source import require_rows
@@ -479,7 +480,9 @@ def side_by_side(
             given = (start, stop, carried, configs, words, data, rest, drawn(words, start, stop))
             if start == 0:
                 frozen = () if rest is None else apart(rest.frozen)
-                refuse_closed_over("loss_fn", steps.trace(*given).jaxpr, private, frozen)
+                traced = steps.trace(*given)
+                refuse_kept(traced)
+                refuse_closed_over("loss_fn", traced.jaxpr, private, frozen)
                 if trial:
                     return params
             carried = steps(*given)

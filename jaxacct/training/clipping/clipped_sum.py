@@ -17,7 +17,7 @@ from jaxacct.training.clipping import ghost_norms as ghost
 from jaxacct.training.clipping.examples_apart import for_each, one_of, refuse_closed_over
 from jaxacct.training.clipping.ghost_norms import allowance
 from jaxacct.training.clipping.parameter_uses import Uses, Written, tapped, uses_of, zero_tap
-from jaxacct.training.clipping.traces import computed_once, trace, unfolded_true
+from jaxacct.training.clipping.traces import KEPT, computed_once, trace, unfolded_true
 
 CLIP_NORM = Constraint("use a {name} such as 1.0, and scale the loss if needed", 1e-10, 1e10)
 """In this range a clip norm, its square, and noise in proportion to it are normal float32 numbers."""
@@ -105,7 +105,10 @@ def clipped_sum(
     split_loss(shapes, has_aux)
     refuse_closed_over("loss_fn", traced, batch)
     mask = np.ones(examples, bool) if mask is None else mask
-    done, aux = _clipped_sum(loss_fn, params, batch, mask, clip_norm, method, has_aux)
+    try:
+        done, aux = _clipped_sum(loss_fn, params, batch, mask, clip_norm, method, has_aux)
+    except jax.errors.UnexpectedTracerError:
+        raise InputError(KEPT) from None
     return (done, aux) if has_aux else done
 
 

@@ -10,7 +10,13 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
+from jaxacct.core.validation import InputError
+
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}  # {operation: its parameter that holds a trace}
+KEPT = (
+    "a function of examples keeps a traced value, as a custom_vjp or custom_gradient does whose rule uses an example "
+    "from outside; pass the value to the rule as an argument or a residual"
+)
 
 
 def trace(loss_fn: Callable[..., Any], params: Any, example: Any) -> ClosedJaxpr:
@@ -102,6 +108,12 @@ def contents(closed: ClosedJaxpr) -> tuple[list[Any], set[str]]:
 
     collect(closed)
     return constants, primitives
+
+
+def refuse_kept(traced: jax.stages.Traced) -> None:
+    """Raise InputError if a traced program takes more inputs than it is given, which are values of an ended trace."""
+    if len(traced.jaxpr.in_avals) > len(jax.tree_util.tree_leaves(traced.args_info)):
+        raise InputError(KEPT)
 
 
 def inner_traces(eqn: Any) -> list[Jaxpr | ClosedJaxpr]:
