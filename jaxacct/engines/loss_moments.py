@@ -85,8 +85,9 @@ def _where(n: np.ndarray, moment: Callable[..., Interval], *columns: np.ndarray)
     """Return the brackets that `moment` computes for the rows with n > 0, and [0, 0] for all other rows."""
     rows = np.flatnonzero(n > 0)
     low, high = np.zeros(n.size), np.zeros(n.size)
-    if rows.size:
-        low[rows], high[rows] = moment(*(column[rows] for column in columns))
+    if rows.size:  # equal rows, as of one configuration at many eps, are computed once
+        unlike, place = np.unique([column[rows] for column in columns], axis=1, return_inverse=True)
+        low[rows], high[rows] = (end[place.reshape(-1)] for end in moment(*unlike))
     return Interval(low, high)
 
 
