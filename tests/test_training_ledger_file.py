@@ -227,7 +227,15 @@ def test_other_lines_cut_off_are_no_steps(path):
     path.write_bytes(path.read_bytes()[: len(whole) + 30])
     assert Ledger.read(path).spent() == ja.compose(ja.dp_sgd(10.0, 1.0, 2), ja.dp_sgd(4.0, 1.0, 1))
     path.write_bytes(whole[:100])
-    assert "line 1 was cut off before anything was noted" in refusal(Ledger.open, path)
+    for start in (
+        whole[:100],
+        b"{",
+        b"",
+    ):  # a file of another kind, or a copy that is not whole: neither may be deleted
+        path.write_bytes(start)
+        said = refusal(Ledger.open, path)
+        assert "is no ledger, or its first line was cut off" in said or "is empty" in said
+        assert "restore" in said and "delete" not in said
 
 
 @given(st.data())

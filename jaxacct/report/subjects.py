@@ -33,6 +33,7 @@ from jaxacct.sweeps.grid import INPUTS, LAWS, is_frame
 from jaxacct.sweeps.solve import asked_of, law_of_k, missed_target, run_of_row
 from jaxacct.sweeps.table import ENDINGS, WHOLE
 from jaxacct.training import Ledger, Plan
+from jaxacct.training.ledger.format import KIND
 from jaxacct.training.plan.plan import load
 from jaxacct.training.step.step_mechanisms import ORDER
 
@@ -132,7 +133,12 @@ def _kind(source: Any) -> str:
     except ValueError:
         node = None
     form = node.get("format") if isinstance(node, dict) else None
-    return {"jaxacct.plan": "plan", FORMAT: "mechanism"}.get(str(form), "ledger")
+    word = {"jaxacct.plan": "plan", FORMAT: "mechanism"}.get(str(form), "ledger")
+    if word == "ledger" and text and not text.startswith(KIND):
+        raise InputError(
+            f"{path}: is no ledger: it does not begin with a run; nor is it a whole plan, mechanism or result: give one"
+        )
+    return word
 
 
 def _digest(path: str) -> str:

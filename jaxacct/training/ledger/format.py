@@ -25,7 +25,7 @@ LAST_STEP = Constraint("use a step number from 0", 0, 2**53, integral=True)
 """Range of step numbers and counts: whole numbers up to 2**53 are exact in float64."""
 _SUFFIX = ', "check": "00000000"}'
 """Example of the end of a line, which holds its checksum.  Only the length is used."""
-_KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
+KIND, _STEP, _TORN = b'{"kind": "', b'{"kind": "step", ', b'{"kind": "torn", '
 """First bytes of every line, of a `step` line, and of a `torn` line."""
 
 
@@ -130,7 +130,7 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
         number += 1
         place = f"{path}: line {number}"
         whole, text = raw.endswith(b"\n"), raw.rstrip(b"\n")
-        begun = text.startswith(_KIND) or _KIND.startswith(text)
+        begun = text.startswith(KIND) or KIND.startswith(text)
         if number == 1 and not (text and begun) and _FORMAT.encode() not in raw[:_MAX_LINE_BYTES]:
             raise InputError(f"{path}: is no ledger: it does not begin with a run; give the ledger of a training run")
         if len(raw) > _MAX_LINE_BYTES:
@@ -145,7 +145,7 @@ def read(file: BinaryIO, path: Path) -> Iterator[tuple[Line | bytes, Chain, int]
             yield line, chain, file.tell()
             continue
         if number == 1 and begun and not whole:
-            raise InputError(f"{place} was cut off before anything was noted; delete the ledger and create it anew")
+            raise InputError(f"{path}: is no ledger, or its first line was cut off; restore the ledger from a copy")
         if whole or not begun:
             raise InputError(f"{place} is damaged, or a line before it is missing; restore the ledger from a copy")
         yield text, chain, file.tell() - len(raw)
