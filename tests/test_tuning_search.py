@@ -190,6 +190,9 @@ def test_the_space_of_a_later_round_may_not_keep_state():
     plan = Plan(noise_multiplier=4.0, repetitions=selection.PointMass(1), **SETTINGS)
     words = refusal(in_rounds, plan, rounds=2, update=lambda winners: Walk())
     assert "the space of round 2 may keep state" in words
+    assert "draws nothing; use tuning.grid" in refusal(
+        in_rounds, rounds=2, update=lambda winners: {"rate": [0.1]}, candidates="adaptive"
+    )
     declared = in_rounds(plan, rounds=2, update=lambda winners: Walk(), candidates="iid")
     assert declared.candidates == "iid, declared" and len(declared.winners) == 2
     assert "must be a function of the winners" in refusal(in_rounds, rounds=2, update=SPACE)

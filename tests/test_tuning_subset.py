@@ -18,7 +18,7 @@ from jaxacct import selection, tuning
 from jaxacct.training import AdaptiveClip
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan.segments import Segment
-from jaxacct.tuning import key_words, side_by_side, subset_tuning, tune_on_subset
+from jaxacct.tuning import Adaptive, key_words, side_by_side, subset_tuning, tune_on_subset
 from jaxacct.tuning import plans as tuning_plans
 
 DELTA, POINTS = 1e-5, tuning_plans.TUNING_POINTS
@@ -385,3 +385,7 @@ def test_refusals(plans):
     assert "space of type Rates may keep state" in refusal(
         subset_tuning.tune_on_subset, *arguments, init=nothing, score=nothing
     )
+    for space in ({"rate": [0.1]}, Adaptive(lambda history, key: {"rate": 0.1})):  # the latter is never i.i.d.
+        arguments = nothing, nothing, space, np.ones((3, 2)), plans["rest"]
+        words = refusal(subset_tuning.tune_on_subset, *arguments, init=nothing, score=nothing, candidates="iid")
+        assert "draws nothing; use tuning.grid" in words

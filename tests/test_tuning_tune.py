@@ -243,6 +243,16 @@ def test_plans_and_data_that_do_not_fit_are_refused():
     assert "must be (41,)" in refusal(run, other)
     assert "key must be 32 bytes" in refusal(run, GEOMETRIC, key=b"short")
     assert "score must be a function" in refusal(run, GEOMETRIC, score=3)
+    assert "plan has no repetitions" in refusal(run, 3)
+    assert "make_optimizer = " in refusal(run, GEOMETRIC, optimizer=optax.sgd(0.1))
+
+
+@pytest.mark.parametrize("space", [{"rate": [0.1]}, 3, None, tuning.Random], ids=repr)
+def test_what_is_no_space_is_refused_at_once(space):
+    words = "draws nothing; use tuning.grid"
+    assert words in refusal(run, GEOMETRIC, space)
+    one = tuning.tune_with, lambda config, key: 0.0, space, ja.Gaussian(2.0), selection.PointMass(2)
+    assert words in refusal(*one, target_delta=1e-5, score=float)
 
 
 def test_a_score_on_private_validation_data_costs_no_more_than_the_worse_of_both(monkeypatch, coarse_pairs):

@@ -233,6 +233,8 @@ class Random(Space):
 
 def draws_alike(space: Any) -> bool:
     """Return True if draws with independent keys are surely i.i.d., False for a user's class, which may keep state."""
+    if isinstance(space, type) or not callable(getattr(space, "sample", None)):
+        raise InputError(f"space = {space!r:.40} draws nothing; use tuning.grid(rate=[0.1, 0.2]) or tuning.Random(...)")
     known = (Choice, LogUniform, Uniform)
     return type(space) is Grid or (type(space) is Random and all(type(law) in known for law in space.axes.values()))
 

@@ -120,7 +120,8 @@ def tune_on_subset(
     """
     if not isinstance(plan, SubsetPlan):
         raise InputError("plan must be a SubsetPlan; use tuning.SubsetPlan(target_epsilon=..., ...)")
-    if choice("candidates", candidates or "iid", ("iid",)) and candidates is None and not draws_alike(space):
+    alike = draws_alike(space)
+    if choice("candidates", candidates or "iid", ("iid",)) and candidates is None and not alike:
         raise InputError(
             f"space of type {type(space).__name__} may keep state, which is not covered here; use tuning.Random or "
             "tuning.Grid, or declare candidates='iid' if all its draws are independent and from one law"
@@ -134,7 +135,7 @@ def tune_on_subset(
     setting = plan.settings[0]
     # `note_whole` creates a new ledger with the plan of the final run
     run = plan_of(plan, setting.sampling_probability, setting.steps, setting.final_noise)
-    word = "iid" if draws_alike(space) else "iid, declared"
+    word = "iid" if alike else "iid, declared"
     note = f"tuning on a share of {plan.share:g}, and a final run: {plan.variant}; candidates {word}"
     shared = {"clip_norm": clip_norm, "method": method, "micro_batch": micro_batch}
 

@@ -338,12 +338,15 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     space, score, candidates, pad = (given[name] for name in ("space", "score", "candidates", "pad"))
     of_step = ("clip_norm", "method", "micro_batch", "rngs", "trainable", "private_loss")
     shared = {name: given[name] for name in of_step}
-    law = plan.repetitions
+    law = getattr(plan, "repetitions", None)
     if not isinstance(law, Law):
         raise InputError("plan has no repetitions; make it with repetitions=law, so that its noise covers all K runs")
-    require_pad(law, space, pad)
     planned = getattr(plan, "candidates", "iid")
     kind, word = _taken_for(candidates or ("adaptive" if planned == "adaptive" else None), space)
+    require_pad(law, space, pad)
+    for name, given_for in {"loss_fn": loss_fn, "make_optimizer": make_optimizer, "init": init}.items():
+        if not callable(given_for):
+            raise InputError(f"{name} = {given_for!r:.40} must be a function; see the docstring of tuning.tune")
     score = with_noise(score, plan, kind, top, count)
     as_planned = (top, count) == (getattr(plan, "top", 1), getattr(plan, "rounds", 1))
     known = plan.epsilon if as_planned and kind == planned else None
@@ -408,7 +411,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
         space = update(tuple(winners))
         if space is None:
             break
-        if word != "adaptive" and _taken_for(candidates, space)[0] != "iid":
+        if _taken_for(candidates, space)[0] != "iid" and word != "adaptive":
             raise InputError(
                 f"the space of round {number + 1} may keep state and its candidates count as adaptive, while the plan "
                 "counts i.i.d. ones; give a Grid or a Random, or a SearchPlan with candidates='adaptive'"
@@ -427,7 +430,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:
     """Return "iid" or "adaptive", and the word in the release: "iid, declared" if "iid" is only the user's claim."""
-    known = draws_alike(space)
+    known = not isinstance(space, Adaptive) and draws_alike(space)
     if isinstance(space, Adaptive) and declared == "iid":
         raise InputError(
             "candidates = 'iid' does not hold for an Adaptive search; leave it out, or use candidates='adaptive'"
