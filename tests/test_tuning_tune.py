@@ -1,5 +1,6 @@
 """`tune`: within its budget, the best of K, and nothing that tells K."""
 
+import dataclasses
 import json
 import math
 
@@ -16,6 +17,7 @@ from training_runs import quick_candidates, squares
 import jaxacct as ja
 from jaxacct import selection, tuning
 from jaxacct.core.chacha import key_from_bytes
+from jaxacct.core.text import outward
 from jaxacct.selection import law_of_k
 from jaxacct.training import Ledger, Plan, PrivateLoss
 from jaxacct.training.run.evaluations import units
@@ -221,6 +223,22 @@ def test_a_second_tuning_into_a_ledger_that_has_no_room_for_it_is_refused(tmp_pa
     free = Plan.of(plan.segments, plan, target_epsilon=None)
     run(free, ledger=path)
     assert len(path.read_bytes().splitlines()) == len(before.splitlines()) + 1
+
+
+def test_a_release_is_shown_in_one_line_with_its_claim_and_without_parameters(forced):
+    forced(2)
+    best = tuning.tune(
+        squares, sgd, SPACE, DATA, GEOMETRIC, init=lambda key: jnp.zeros(2), score=lambda w: 0.25, candidates="iid"
+    )
+    shown, (winner,) = repr(best), best.winners
+    claim = outward(best.epsilon.upper, ".7g", up=True)
+    assert shown == f"Tuned(tuned, {best.config!r}, score 0.25, epsilon <= {claim} at delta 1e-05, 2 parameters)"
+    assert repr(winner) == f"Winner({best.config!r}, score 0.25, 2 parameters)"
+    secret = "-41.125"  # a number of the parameters
+    tried = tuning.Tried(best.config, 0.25, np.full(2, float(secret)))
+    one = dataclasses.replace(best, params=np.full(2, float(secret)), candidates="iid, declared", relation="zero_out")
+    assert secret not in repr(one) + repr(tried) and "zero_out, candidates iid, declared, 2 parameters" in repr(one)
+    assert "epsilon" not in repr(dataclasses.replace(one, target_delta=None))
 
 
 def test_padding_needs_a_law_that_ends(forced):

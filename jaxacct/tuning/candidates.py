@@ -25,6 +25,7 @@ from jaxacct.training.clipping.examples_apart import refuse_closed_over, refuse_
 from jaxacct.training.clipping.traces import refuse_kept
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.plan import UNUSUAL
+from jaxacct.training.run.state import Released
 from jaxacct.training.source import require_rows
 from jaxacct.training.step import noise
 from jaxacct.training.step.counts_and_losses import AdaptiveClip, PrivateLoss, gradient_noise
@@ -43,8 +44,8 @@ CANDIDATES_PER_CALL = 16
 """Number of candidates in one call of the compiled program.  It is fixed, so that array shapes do not depend on K."""
 
 
-@dataclass(frozen=True)
-class Winner:
+@dataclass(frozen=True, repr=False)
+class Winner(Released):
     """The candidate that a tuning releases.
 
     Parameters
@@ -52,14 +53,14 @@ class Winner:
     params, config, score : the candidate's parameters (a pytree), its hyper-parameters, and the score by which it won.
     plan : the plan of the candidate's training; None in `tune_with`.
 
-    >>> Winner(0.0, {"rate": 0.1}, 0.9).config
-    {'rate': 0.1}
+    >>> Winner(np.zeros(2), {"rate": 0.1}, 0.9)
+    Winner({'rate': 0.1}, score 0.9, 2 parameters)
     """
 
     params: Leaf
     config: dict[str, Any]
     score: float
-    plan: Plan | None = field(repr=False, default=None)
+    plan: Plan | None = None
 
 
 @dataclass(frozen=True)

@@ -84,11 +84,13 @@ def noisy(count: tuple[Any, Any], key: Any, noise_multiplier: Any, unit: float) 
 
 
 class Whole(NamedTuple):
-    """Cost of a tuning: its epsilon, the mechanism of the whole tuning, and the mechanism of one candidate."""
+    """Cost of a tuning: its epsilon, the mechanism of the whole, the mechanism of one candidate, delta and relation."""
 
     epsilon: Bounds
     mechanism: Mechanism
     candidate: Mechanism
+    delta: float
+    relation: str
 
 
 def whole(
@@ -120,7 +122,7 @@ def whole(
     if (count > 1 and candidates == "iid") or (private and relation == "replace_one"):
         found = Bounds(0.0, found.upper, found.upper, weakest([str(found.kind), "bound"]), found.status, found.engine)
     if not private or score.on == "training":
-        return Whole(found, chosen, candidate)
+        return Whole(found, chosen, candidate, delta, relation)
     by_score = chosen_among(score.mechanism())
     other = account.epsilon(by_score, delta, relation=relation)
     worse = found if found.upper >= other.upper else other
@@ -135,7 +137,7 @@ def whole(
     # For eps >= worse.upper, delta(eps) <= `delta` is proved in the directions of `relation`.  Cap the profile there.
     known_at = lambda way, each: np.where((grid >= shown) & (relation != way), np.minimum(each, delta), each)
     points = known_at("add_one", profile.delta), known_at("remove_one", profile.reverse_delta)
-    return Whole(both, PrivacyProfile(grid, *points), candidate)
+    return Whole(both, PrivacyProfile(grid, *points), candidate, delta, relation)
 
 
 def with_noise(score: Any, plan: Any, candidates: str, top: int, count: int) -> Any:

@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jaxacct.mechanisms import Mechanism
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
 from jaxacct.training.plan.segments import Segment
+from jaxacct.training.run.state import Released
 from jaxacct.training.sampling import sampler
 from jaxacct.training.source import require_rows
 from jaxacct.tuning.candidates import Secret, drawn, key_words, require_side_by_side, selected, several, side_by_side
@@ -30,8 +31,8 @@ from jaxacct.tuning.tuning_run import note_whole, value_of
 EXTRAPOLATIONS = ("sgd", "adam")
 
 
-@dataclass(frozen=True, eq=False)
-class SubsetTuned:
+@dataclass(frozen=True, eq=False, repr=False)
+class SubsetTuned(Released):
     """Release of `tune_on_subset`, all of it covered by `epsilon`.
 
     Parameters
@@ -41,14 +42,15 @@ class SubsetTuned:
     setting, cost : the rate, steps and noise of the runs; the number of gradient evaluations under the law of K.
     status : "tuned"; "none" if K was 0 or the best candidate raised an exception: then config depends on no data.
     epsilon, mechanism : epsilon of the whole tuning at the plan's delta; the tuning as one mechanism, as in the ledger.
+    target_delta : the plan's delta.
 
     >>> import jaxacct as ja
     >>> from jaxacct import selection
     >>> run, cost = ja.Gaussian(2.0), Cost(selection.Poisson(15), 60_000, 40, "rest", 0.1)
     >>> rate = {"learning_rate": 0.9}
     >>> setting = Setting(0.02, 100, 1.0, 1.0)
-    >>> SubsetTuned(0.0, rate, rate, setting, 0.8, "tuned", ja.epsilon(run, 1e-5), run, cost).setting.epochs
-    2.0
+    >>> SubsetTuned(np.zeros(2), rate, rate, setting, 0.8, "tuned", ja.epsilon(run, 1e-5), run, cost, 1e-5)
+    SubsetTuned(tuned, {'learning_rate': 0.9}, score 0.8, epsilon <= 1.993092 at delta 1e-05, 2 parameters)
     """
 
     params: Leaf
@@ -57,9 +59,10 @@ class SubsetTuned:
     setting: Setting
     score: float
     status: str
-    epsilon: Bounds = field(repr=False)
-    mechanism: Mechanism = field(repr=False)
-    cost: Cost = field(repr=False)
+    epsilon: Bounds
+    mechanism: Mechanism
+    cost: Cost
+    target_delta: float | None = None
 
 
 def tune_on_subset(
@@ -177,8 +180,8 @@ def tune_on_subset(
     first = tuned if warm_start and found else init(secret.key(b"first"))
     one = jax.tree.map(lambda x: np.asarray(x)[None], (first, config))
     params = jax.tree.map(lambda x: x[0], trainer(setting, True)(*one, key_words([secret.root(b"final")])))
-    status = "tuned" if found else "none"
-    return SubsetTuned(params, config, winner, setting, won, status, plan.epsilon, plan.mechanism, plan.cost)
+    done = params, config, winner, setting, won, "tuned" if found else "none"
+    return SubsetTuned(*done, plan.epsilon, plan.mechanism, plan.cost, plan.target_delta)
 
 
 class _OfSample(Plan):

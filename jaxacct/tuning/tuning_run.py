@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from jaxacct.training.ledger.format import Run
 from jaxacct.training.plan import Plan
 from jaxacct.training.run.evaluations import refuse_shared, units
 from jaxacct.training.run.run_ledger import Given, require_same_relation
+from jaxacct.training.run.state import Released
 from jaxacct.training.source import require_rows
 from jaxacct.training.step.counts_and_losses import PrivateLoss
 from jaxacct.training.step.models import initialised, is_equinox, is_nnx, loss_of, refuse_state
@@ -51,8 +52,8 @@ TRIALS = 32
 """Number of trial candidates.  For one candidate of each kind, a step is traced before anything is spent."""
 
 
-@dataclass(frozen=True, eq=False)
-class Tuned:
+@dataclass(frozen=True, eq=False, repr=False)
+class Tuned(Released):
     """Release of a tuning, all of it covered by `epsilon`.
 
     Parameters
@@ -63,22 +64,25 @@ class Tuned:
     plan : the plan of the winner's training; None in `tune_with`.
     candidates : the assumption of the claim: "iid", "iid, declared" if only the user declares it, or "adaptive".
     winners : the best `top` candidates, best first, round after round in `tune_in_rounds`; empty with status "none".
+    target_delta, relation : the delta and the neighbouring relation for which `epsilon` holds.
 
     >>> import jaxacct as ja
     >>> run = ja.Gaussian(2.0)
-    >>> Tuned(0.0, {"rate": 0.1}, 0.9, "tuned", ja.epsilon(run, 1e-5), run).config
-    {'rate': 0.1}
+    >>> Tuned(np.zeros(2), {"rate": 0.1}, 0.9, "tuned", ja.epsilon(run, 1e-5), run, target_delta=1e-5)
+    Tuned(tuned, {'rate': 0.1}, score 0.9, epsilon <= 1.993092 at delta 1e-05, 2 parameters)
     """
 
     params: Leaf
     config: dict[str, Any]
     score: float
     status: str
-    epsilon: Bounds = field(repr=False)
-    mechanism: Mechanism = field(repr=False)
-    plan: Plan | None = field(repr=False, default=None)
+    epsilon: Bounds
+    mechanism: Mechanism
+    plan: Plan | None = None
     candidates: str = "iid"
-    winners: tuple[Winner, ...] = field(repr=False, default=())
+    winners: tuple[Winner, ...] = ()
+    target_delta: float | None = None
+    relation: str = "add_or_remove_one"
 
 
 def tune(
@@ -425,7 +429,7 @@ def _released(winners: Sequence[Winner], nothing: Winner, cost: Whole, word: str
     best = max(enumerate(winners), key=lambda one: rank(one[1].score, one[0]))[1] if winners else nothing
     status = "tuned" if winners else "none"
     fields = (best.params, best.config, best.score, status, cost.epsilon, cost.mechanism, best.plan, word)
-    return Tuned(*fields, winners=tuple(winners))
+    return Tuned(*fields, tuple(winners), cost.delta, cost.relation)
 
 
 def _taken_for(declared: str | None, space: Any) -> tuple[str, str]:

@@ -76,14 +76,13 @@ class State:
     def __repr__(self) -> str:
         """Return one line: the step, why the run stopped, epsilon and the number of parameters, but no parameter."""
         params = object.__getattribute__(self, "params")  # record no look: the number of parameters is no output
-        count = sum(np.size(leaf) for leaf in jax.tree_util.tree_leaves(params) if hasattr(leaf, "dtype"))
         try:
-            at = f"{exact(self.plan.target_delta)}{unusual(self.plan.relation, self.plan.unit)}"
-            epsilon = f"{epsilon_of(self.plan)} <= {outward(self.epsilon.upper, '.7g', up=True)} at delta {at}"
+            at = self.plan.target_delta, self.plan.relation, self.plan.unit
+            epsilon = f"{epsilon_of(self.plan)} {at_most(self.epsilon, *at)}"
         except InputError as error:
             epsilon = f"epsilon unknown ({error})"
         stopped = f", stopped: {self.stopped}" if self.stopped else ""
-        return f"State(step {self.step} of {self.plan.steps}{stopped}, {epsilon}, {count:,} parameters)"
+        return f"State(step {self.step} of {self.plan.steps}{stopped}, {epsilon}, {size_of(params)})"
 
     @property
     def epsilon(self) -> Bounds:
@@ -184,6 +183,31 @@ def shown(state: State, looks: Looks) -> State:
     vars(view).update(vars(state), looks=looks)
     looks.now, looks.at_this = view, False
     return view
+
+
+class Released:
+    """Base of what tunings release.  Its `repr` is one line, as that of a State."""
+
+    def __repr__(self) -> str:
+        """Return one line: status, configuration, score, epsilon and number of parameters, but no parameter."""
+        of, claim = vars(self), ""
+        if of.get("target_delta") is not None:
+            claim = f"epsilon {at_most(of['epsilon'], of['target_delta'], of.get('relation', 'add_or_remove_one'))}"
+        declared = "" if of.get("candidates", "iid") == "iid" else f"candidates {of['candidates']}"
+        size = size_of(of["params"]).removeprefix("0 parameters")  # results of `tune_with` need not be arrays
+        words = of.get("status"), repr(of["config"]), f"score {of['score']:.7g}", claim, declared, size
+        return f"{type(self).__name__}({', '.join(filter(None, words))})"
+
+
+def at_most(epsilon: Bounds, delta: float, relation: str, unit: str = "record") -> str:
+    """Return the words of a claim after "epsilon"."""
+    return f"<= {outward(epsilon.upper, '.7g', up=True)} at delta {exact(delta)}{unusual(relation, unit)}"
+
+
+def size_of(params: Any) -> str:
+    """Return the number of parameters in words, and no parameter."""
+    count = sum(np.size(leaf) for leaf in jax.tree_util.tree_leaves(params) if hasattr(leaf, "dtype"))
+    return f"{count:,} parameters"
 
 
 def epsilon_of(plan: Plan) -> str:
