@@ -70,8 +70,9 @@ class ShuffledBatches(Mechanism):
     def expand(self, relation: str, direction: str) -> list[tuple[Part, np.ndarray]]:
         if relation in LOSS_OF_PRESENCE:
             raise InputError(
-                f"relation = {relation!r} is not supported for ShuffledBatches: a record that moves into the free slot "
-                "changes two sums; ask about ja.Gaussian(noise_multiplier / 5**0.5) for each pass, which leaks no less"
+                f"relation = {relation!r} is not supported for ShuffledBatches, where another record fills the slot; "
+                "ask about ja.Gaussian(noise_multiplier / 5**0.5) for each pass, which leaks no less, or make "
+                "the other claim that the slot stays empty: relation='zero_out'"
             )
         sigma = np.asarray(self.mechanism.noise_multiplier, np.float64) / SENSITIVITY[relation]
         return [(GaussianPart(sigma, np.asarray(1.0)), np.asarray(1.0))]
