@@ -34,6 +34,8 @@ def test_without_a_record_in_any_step_every_noise_meets_the_target():
 def test_a_target_below_what_any_noise_reaches_is_infeasible():
     never = ja.calibrate_noise_multiplier(1e-9, 1e-12, 1.0, 1, repetitions=selection.Geometric(0.1))
     assert never.status == "infeasible_noise" and not never.ok and np.isnan(never.value)
+    # a remedy that is there: neither the calibration nor the command line can widen its search
+    assert "ja.calibrate(..., bracket=" in ja.explain(never.status) and "widen" not in ja.explain(never.status)
 
 
 def test_what_is_no_law_or_does_not_fit_is_refused():

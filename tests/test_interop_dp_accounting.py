@@ -249,7 +249,9 @@ def test_targets_out_of_range_are_refused():
     accountant = CertifiedAccountant().compose(Gauss(1.0))
     assert "target_delta = 1.5 must be" in refusal(accountant.get_epsilon, 1.5)
     assert "target_delta = nan must be" in refusal(accountant.get_epsilon, math.nan)
-    assert "target_epsilon = nan must be" in refusal(accountant.get_delta, math.nan)
+    assert "target_epsilon = nan must be finite; use" in refusal(accountant.get_delta, math.nan)
+    for ask, name in ((accountant.get_epsilon, "target_delta"), (accountant.get_delta, "target_epsilon")):
+        assert f"{name} must be one number, not 2" in refusal(ask, [0.1, 0.2])
     assert accountant.mechanism == ja.compose(ja.Gaussian(1.0))
 
 

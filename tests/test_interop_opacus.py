@@ -86,6 +86,7 @@ def test_epsilon_is_the_certified_upper_end_and_below_opacus_s_own(registry):
     accountant.history = [(1.5, 0.04, 2250)]  # Opacus 1.x says 7.32911117 (RDP), 6.77739571 (PRV) at 1e-5
     upper = ja.epsilon(ja.dp_sgd(1.5, 0.04, 2250), 1e-5).upper
     assert accountant.get_epsilon(1e-5) == upper < 6.77739571
+    assert "delta must be one number, not 2" in refusal(accountant.get_epsilon, [1e-5, 1e-6])
 
 
 def test_no_steps_no_noise_and_no_data(registry):

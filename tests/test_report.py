@@ -782,6 +782,11 @@ def test_the_command(tmp_path, capsys):
     assert cli.main(["report", source, "--out", str(page), "--rows", "1"]) == 0
     assert cli.main(["report", source, "--out", str(page)]) == 1
     assert "not to be claimed (failed)" in capsys.readouterr().out
+    table(upper=99.0, lower=98.0, estimate=98.5).to_csv(tmp_path / "r.csv")
+    assert cli.main(["report", source, "--out", str(page)]) == 1
+    assert "not to be claimed (The file says epsilon <= 99" in capsys.readouterr().out  # its status is ok
+    assert cli.main(["report", source, "--out", str(page), "--json"]) == 1
+    assert "The file was changed" in json.loads(capsys.readouterr().out)["claims"][0]["obstacle"]
     for words, message in (
         ([], "FILE is missing"),
         ([source], "--out is missing"),

@@ -106,7 +106,8 @@ def test_bad_input_has_one_line():
     )
     message = refusal(noise, target_bayes_success=[0.95, 0.9], prior=0.1, **run)
     assert message.startswith("target_bayes_success[1] = 0.9 must be above max(prior, 1 - prior) = 0.9")
-    assert "target_tpr = 0.01 must be above at_fpr" in refusal(noise, target_tpr=0.01, at_fpr=0.01, **run)
+    for one in (0.01, [0.01]):  # as the command line has it, in a table of one row
+        assert "target_tpr = 0.01 must be above at_fpr" in refusal(noise, target_tpr=one, at_fpr=0.01, **run)
     assert "target_posterior = 0.1 must be above prior" in refusal(
         noise, target_posterior=0.1, prior=0.1, at_fpr=0.01, **run
     )

@@ -382,7 +382,7 @@ VARIABLES = {"params": {}, "batch_stats": {"BatchNorm_0": {"mean": np.zeros(4), 
         ),
         (
             lambda: bare(nn.Dense(2), loss=CROSS_ENTROPY).norm_methods(nn.Dense(2).init(jax.random.key(0), X[0]), X),
-            "must be a pair (input, target)",
+            "an example is one array, must be a pair (input, target)",
         ),
         (lambda: Trainer(linear, optax.adam, plan_of(6), 1.0), "must be an Optax transformation"),
         (lambda: bare().fit({"w": jnp.zeros(3)}, X), "must be a State"),

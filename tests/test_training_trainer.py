@@ -15,6 +15,7 @@ from training_cases import gaussian_epsilon
 from training_runs import drawing_trainer, linear, plan_of, sgd, shared, squares, still_trainer
 
 import jaxacct as ja
+from jaxacct import tuning
 from jaxacct.training import AdaptiveClip, Plan, Trainer
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.run import run_ledger
@@ -334,6 +335,13 @@ def test_a_module_with_a_loss():
     assert set(trainer.norm_methods(state.params, (x, x[:, 0].astype(int))).values()) <= {"ghost", "vmap"}
 
 
+def fitted(data, users=None):
+    """Train by users if `users` are given."""
+    plan = plan_of(10) if users is None else Plan(None, 1e-5, 10, 1.0, noise_multiplier=1.0, steps=1, unit="user")
+    trainer = Trainer(linear, optax.sgd(0.1), plan, 1.0, examples_per_user=None if users is None else 2)
+    return trainer.fit(trainer.init(np.zeros(2, np.float32)), data, users=users, progress=False)
+
+
 @pytest.mark.parametrize(
     "call, text",
     [
@@ -342,6 +350,15 @@ def test_a_module_with_a_loss():
         (lambda: small()[0].init(np.zeros(2, np.float32), b"short"), "key must be 32 bytes"),
         (lambda: small()[0].fit(small()[0].init(np.zeros(2, np.float32)), jnp.ones((9, 2))), "the plan's dataset_size"),
         (lambda: small(clip=AdaptiveClip(1.0, count_noise=1.0)), "which leaves room"),
+        (lambda: Trainer(linear, optax.sgd(0.1), 3, 1.0), "plan = 3 must be a training.Plan"),
+        (lambda: Ledger.create("never.jsonl", 3), "plan = 3 must be a training.Plan"),
+        (lambda: tuning.side_by_side(linear, lambda config: optax.sgd(0.1), 3), "plan = 3 must be a training.Plan"),
+        (lambda: fitted(np.full((10, 2), "a")), "data has dtype <U1, must be numbers"),
+        (
+            lambda: fitted({"x": np.ones((10, 2)), "y": np.full(10, None)}),
+            "data['y'] has dtype object, must be numbers",
+        ),
+        (lambda: fitted(np.full((10, 2), "a"), np.zeros(10, int)), "data has dtype <U1, must be numbers"),
     ],
 )
 def test_bad_training_is_refused(call, text):

@@ -218,7 +218,11 @@ def test_a_second_tuning_into_a_ledger_that_has_no_room_for_it_is_refused(tmp_pa
     run(plan, ledger=path)
     before = path.read_bytes()
     words = refusal(run, plan, ledger=path)
-    assert "above the plan's target 8.0;" in words and path.read_bytes() == before
+    assert (
+        "above the plan's target 8.0;" in words
+        and "a tuning counts, finished or not" in words
+        and path.read_bytes() == before
+    )
     # a plan without a target of its own only reports
     free = Plan.of(plan.segments, plan, target_epsilon=None)
     run(free, ledger=path)

@@ -346,7 +346,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name in (*CONFIGURATION, *QUESTION.get(options.command, {}), "rtol", *WHOLE_NUMBERS):
         text = getattr(options, name, None)
         if text is not None:
-            setattr(options, name, number(name, ",".join(text) if isinstance(text, list) else text))
+            one = name in ("rtol", *WHOLE_NUMBERS, *SINGLE.get(options.command, ()))
+            setattr(options, name, number(name, ",".join(text) if isinstance(text, list) else text, one))
     for name, advice in REQUIRED.get(options.command, {}).items():
         if getattr(options, name) is None:
             raise UsageError(advice)
@@ -359,8 +360,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def number(name: str, text: str) -> float | int | list[float | int]:
+def number(name: str, text: str, one: bool = False) -> float | int | list[float | int]:
     """Parse a number, or a list of numbers with commas between. Whole numbers without point or exponent become int."""
+    wanted = f"{'whole ' * (name in WHOLE_NUMBERS)}number{'' if one else ', or several with commas between'}"
     words = [word.strip() for word in text.split(",")]
     values: list[float | int] = []
     for index, word in enumerate(words):
@@ -368,7 +370,7 @@ def number(name: str, text: str) -> float | int | list[float | int]:
             values.append(int(word) if re.fullmatch(r"[+-]?[0-9]{1,300}", word) else float(word))
         except ValueError:
             place = f"{name}[{index}]" if len(words) > 1 else name
-            raise UsageError(f"{place} = {word!r} must be a number, or several with commas between") from None
+            raise UsageError(f"{place} = {word!r} must be a {wanted}") from None
     return values if len(values) > 1 else values[0]
 
 

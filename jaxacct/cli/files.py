@@ -102,10 +102,12 @@ def report(options: argparse.Namespace) -> int:
         may, upper = claim.may_be_claimed, claim.upper
         words = f"{claim.quantity} <= {output.up(upper, 6)}" if may else "not to be claimed"
         one = {"of": claim.title, "may_be_claimed": may, "claim": words, "upper": upper, "at": claim.given}
-        claims.append(one | {"relation": claim.relation, "kind": claim.kind, "status": claim.status})
+        one |= {"relation": claim.relation, "kind": claim.kind, "status": claim.status, "obstacle": claim.obstacle}
+        claims.append(one)
         asked = "epsilon" if claim.quantity == "delta" else "delta"
         at = f"at {asked} = {claim.given!r} ({claim.kind}{unusual(claim.relation)})"
-        lines[claim.title] = f"{words} {at}" if may else f"{words} ({claim.status or 'no bracket'})"
+        why = claim.trouble.rstrip(".") or claim.status or "no bracket"
+        lines[claim.title] = f"{words} {at}" if may else f"{words} ({why})"
     written = str(options.out)
     text = lambda content: output.block({**lines, "written": written})
     output.report({"written": written, "claims": claims}, text, options)

@@ -46,7 +46,7 @@ _NEEDS_ACTION = {
     "infeasible_mass_at_infinity": "The mass at infinity alone exceeds the target delta; raise the target "
     "delta, or lower the delta of an approximate-DP part.",
     "infeasible_noise": "No searched noise multiplier meets the target; raise the target epsilon or delta, "
-    "lower the steps or the sampling probability, or widen the search.",
+    "lower the steps or the sampling probability, or search wider with ja.calibrate(..., bracket=(low, high)).",
     "infeasible_steps": "One step already exceeds the target; raise the noise multiplier or the target, or "
     "lower the sampling probability.",
     "infeasible_rate": "No searched sampling probability meets the target; raise the noise multiplier or the "

@@ -138,7 +138,7 @@ class Constraint:
     def limit(self) -> str:
         """The set in words, for messages: ``> 0``, ``>= 0 and <= 1``."""
         lower = self.lower if isinstance(self.lower, int) else f"{self.lower:g}"
-        ends = [f"{'>' if self.lower_open else '>='} {lower}"]
+        ends = [] if self.lower == -math.inf else [f"{'>' if self.lower_open else '>='} {lower}"]
         if self.upper is not None:
             upper = "2**53" if self.upper == LARGEST_COUNT else f"{self.upper:g}"
             ends.append(f"{'<' if self.upper_open else '<='} {upper}")
@@ -181,10 +181,9 @@ def check(name: str, value: Any, constraint: Constraint) -> float | np.ndarray:
     bad = ~constraint.holds(raw)
     if bad.any():
         index = tuple(int(i) for i in np.argwhere(bad)[0])
-        value, finite = raw[index].item(), "" if np.isfinite(raw[index]) else "finite and "
-        raise InputError(
-            f"{_place(name, index)} = {value!r} must be {finite}{constraint.limit}; {_remedy(name, constraint)}"
-        )
+        value = raw[index].item()
+        must = " and ".join(filter(None, ["" if np.isfinite(value) else "finite", constraint.limit]))
+        raise InputError(f"{_place(name, index)} = {value!r} must be {must}; {_remedy(name, constraint)}")
     values = raw.astype(np.float64)
     if values.ndim == 0:
         return float(values)
@@ -219,14 +218,13 @@ def refuse_where(
     if np.any(bad):
         index = tuple(np.argwhere(bad)[0].tolist())
         value = float(np.broadcast_to(values, np.shape(bad))[index])
-        raise InputError(f"{_place(name, index)} = {written(value)} {rest if isinstance(rest, str) else rest(index)}")
+        place = _place(name, index if np.size(bad) > 1 else ())
+        raise InputError(f"{place} = {written(value)} {rest if isinstance(rest, str) else rest(index)}")
 
 
 def require_at_most(name: str, values: np.ndarray, of: str, limits: np.ndarray, remedy: str) -> None:
     """Refuse the first value above its limit. Values and limits broadcast; `of` names the limit in the message."""
     shape = broadcast_shape({name: values.shape, of: limits.shape})
-    if math.prod(shape) == 1:
-        shape, values, limits = (), values.reshape(()), limits.reshape(())  # so that the message has no index
     limit = np.broadcast_to(limits, shape)
     rest = lambda index: f"must be <= {of} = {limit[index]:g}; {remedy}"
     refuse_where(np.broadcast_to(values > limits, shape), name, values, rest, "{:g}".format)
@@ -338,7 +336,7 @@ def _from_objects(name: str, raw: np.ndarray, constraint: Constraint) -> np.ndar
 
 
 def _expected(constraint: Constraint) -> str:
-    return f"must be {'' if constraint.integral else 'a number '}{constraint.limit}"
+    return f"must be {'' if constraint.integral else 'a number '}{constraint.limit}".rstrip()
 
 
 def _place(name: str, index: Iterable[int]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from opacus.accountants import IAccountant, register_accountant
 
 from jaxacct.accounting.account import epsilon
-from jaxacct.core.validation import COUNT, DELTA, NON_NEGATIVE, PROBABILITY, InputError, check
+from jaxacct.core.validation import COUNT, DELTA, NON_NEGATIVE, PROBABILITY, InputError, check, check_one
 from jaxacct.mechanisms import Mechanism, PureDP, compose, dp_sgd
 
 MECHANISM = "jaxacct"
@@ -56,7 +56,7 @@ class OpacusAccountant(IAccountant):
         """
         if not poisson:
             raise InputError("poisson = False is not supported; account for shuffled batches with ja.ShuffledBatches")
-        target = float(check("delta", delta, DELTA))
+        target = check_one("delta", delta, DELTA, "ask for one at a time")
         if any(sigma == 0 and rate > 0 for sigma, rate, _ in self._entries()):
             return math.inf
         return float(epsilon(self.run, target).upper)

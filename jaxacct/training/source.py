@@ -72,13 +72,16 @@ class Source:
         return f"Source({type(self.dataset).__name__} of {len(self):,} examples, {more})"
 
 
-def require_rows(data: Any, size: int, sources: bool = False) -> None:
-    """Raise InputError unless every array of the data has `size` examples.  A Source is refused unless `sources`."""
+def require_rows(data: Any, size: int | None, sources: bool = False) -> None:
+    """Raise InputError unless all arrays hold numbers, of `size` examples.  A Source is refused unless `sources`."""
     if isinstance(data, Source) and not sources:
         raise InputError("data is a Source, which is not loaded side by side; give arrays, or train by a Trainer each")
-    leaves = jax.tree_util.tree_leaves(data)
-    sizes = {(len(data),)} if isinstance(data, Source) else {np.shape(leaf)[:1] for leaf in leaves}
-    if sizes != {(size,)}:
+    leaves = jax.tree_util.tree_leaves_with_path(data)
+    for path, leaf in leaves:
+        if isinstance(leaf, np.ndarray):
+            _dtype(f"data{jax.tree_util.keystr(path)}", leaf)
+    sizes = {(len(data),)} if isinstance(data, Source) else {np.shape(leaf)[:1] for _, leaf in leaves}
+    if size is not None and sizes != {(size,)}:
         raise InputError(
             f"data has first axes {sorted(sizes)}, must be ({size},), the plan's dataset_size; "
             "make the plan for these data"

@@ -24,6 +24,7 @@ from jaxacct.training.clipping.examples_apart import refuse_closed_over, refuse_
 from jaxacct.training.clipping.traces import refuse_kept
 from jaxacct.training.ledger import Ledger
 from jaxacct.training.plan import Plan
+from jaxacct.training.plan.plan import require_plan
 from jaxacct.training.run import run_ledger
 from jaxacct.training.run.checkpoints import Checkpoint, Store
 from jaxacct.training.run.evaluations import Evaluations, ValidationScore, validation_score
@@ -113,6 +114,7 @@ class Trainer:
         self.module = None if loss is None else loss_fn
         self.loss_fn = loss_of(loss_fn, loss, rngs, apply_kwargs)
         step_function.require_optimizer(optimizer)
+        require_plan(plan)
         self.optimizer, self.plan, self.method = optimizer, plan, method
         self.adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
         self.clip_norm = clip_norm.initial if isinstance(clip_norm, AdaptiveClip) else clip_norm
@@ -278,8 +280,8 @@ class Trainer:
         if (self.plan.unit == "user") != (users is not None):
             what = "missing" if users is None else "given"
             raise InputError(f"users is {what}, and the plan's unit is {self.plan.unit!r}; give users if it is 'user'")
-        if users is None:  # else `grouped` checks the numbers of users and examples
-            require_rows(data, self.plan.dataset_size, sources=True)
+        # with users, `grouped` checks the numbers of users and examples
+        require_rows(data, self.plan.dataset_size if users is None else None, sources=True)
         callbacks, evaluations = list(callbacks), None
         if evaluate is not None:
             evaluations = Evaluations(evaluate, public_data, eval_every, private)

@@ -24,7 +24,7 @@ from jaxacct.training.clipping.clipped_sum import CLIP_NORM, METHODS, sensitivit
 from jaxacct.training.clipping.examples_apart import refuse_closed_over, refuse_records
 from jaxacct.training.clipping.traces import refuse_kept
 from jaxacct.training.plan import Plan
-from jaxacct.training.plan.plan import UNUSUAL
+from jaxacct.training.plan.plan import UNUSUAL, require_plan
 from jaxacct.training.run.state import Released
 from jaxacct.training.source import require_rows
 from jaxacct.training.step import noise
@@ -339,6 +339,7 @@ def require_side_by_side(
     **_: Any,
 ) -> None:
     """Raise InputError for arguments that `side_by_side` refuses.  Tunings call this before they spend privacy."""
+    require_plan(plan)
     choice("method", method, METHODS)
     adaptive = clip_norm if isinstance(clip_norm, AdaptiveClip) else None
     sensitivity(adaptive.initial if adaptive else clip_norm)  # raises InputError for a bad clip norm

@@ -496,8 +496,8 @@ def note_whole(ledger: Given, plan: Plan, mechanism: Mechanism, note: str, targe
             upper = float(claim(several, plan.target_delta, plan.relation).upper)
             if not upper <= target:
                 raise InputError(
-                    f"ledger holds releases already: with this tuning they would cost epsilon {upper!r}, above the "
-                    f"plan's target {target!r}; use a ledger of its own if the data are others, or plan for what is "
-                    "left"
+                    "ledger holds releases already (a tuning counts, finished or not): with this one they would cost "
+                    f"epsilon {upper!r}, above the plan's target {target!r}; use a ledger of its own if the data are "
+                    "others, or plan for what is left"
                 )
         one.spend(mechanism, note)

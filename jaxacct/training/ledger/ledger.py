@@ -23,6 +23,7 @@ from jaxacct.training.ledger import format as ledger_format
 from jaxacct.training.ledger.contents import STOPPED_EARLY, Contents, ahead, one_unit, room
 from jaxacct.training.ledger.format import Chain, Line, Run, Seen, Spend, Step
 from jaxacct.training.plan import Plan
+from jaxacct.training.plan.plan import require_plan
 
 
 class Mark(NamedTuple):
@@ -441,6 +442,7 @@ class Ledger(Contents):
         self.close()
 
     def _require_unit(self, plan: Plan) -> None:
+        require_plan(plan)
         one_unit(plan, (line.plan for lines in self.headers.values() for line in lines))
 
     def _append(self, entries: Sequence[Line]) -> None:

@@ -21,7 +21,7 @@ from jaxacct.calibration.search import status_of_upper_end
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.types import ArrayLike
-from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, InputError, check, check_one, with_hints
+from jaxacct.core.validation import COUNT, NON_NEGATIVE, POSITIVE, InputError, check, check_one, shown, with_hints
 from jaxacct.interop.documents import from_json, to_json
 from jaxacct.mechanisms import MatrixMechanism, Mechanism, PureDP
 from jaxacct.mechanisms.dp_sgd_run import NOISE_RANGE, NUMBERS, nearest_slots
@@ -655,6 +655,12 @@ class Plan(PlanRequest):
         if self.target_epsilon is None and self.filter is None:
             return True
         return 0 <= next_step <= self.steps - steps and ledger.leaves_room(self, next_step, partition, steps)
+
+
+def require_plan(plan: Any) -> None:
+    """Raise InputError unless this is a Plan."""
+    if not isinstance(plan, Plan):
+        raise InputError(f"plan = {shown(plan)} must be a training.Plan; use Plan(target_epsilon=..., ...)")
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:

@@ -427,8 +427,9 @@ def loss_of(
 
     def of_pair(model: Any, example: Any, *key: Any) -> Any:
         if not isinstance(example, tuple | list) or len(example) != 2:
+            what = "one array" if hasattr(example, "shape") else f"a {type(example).__name__}"
             raise InputError(
-                f"an example is a {type(example).__name__}, must be a pair (input, target) for a module and loss; give "
+                f"an example is {what}, must be a pair (input, target) for a module and loss; give "
                 "data=(inputs, targets), or a loss function of one's own"
             )
         return loss(output(model, example[0], *key), example[1])
