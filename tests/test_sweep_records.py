@@ -93,6 +93,30 @@ def test_columns_keep_their_types():
     assert set(answered[["delta", "epsilon"]].dtypes) == {np.dtype(float)}
 
 
+def test_counts_are_whole_numbers_and_levels_of_an_index_have_names(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    given = pandas.DataFrame(
+        {"noise_multiplier": [50.0, 60.0], "batch_size": 10, "dataset_size": 100, "epochs": [1, 2], "delta": 1e-5},
+        index=pandas.MultiIndex.from_tuples([("x", 1), ("x", 2)]),
+    )
+    answered = ja.sweep(given)
+    whole = ["dataset_size", "batch_size", "epochs", "steps"]
+    assert set(answered[whole].dtypes) == {np.dtype(np.int64)} and answered["steps"].tolist() == [10, 20]
+    answered.to_csv(tmp_path / "result.csv")
+    given.to_csv(tmp_path / "grid.csv")
+    for table in (read_table(tmp_path / "result.csv"), ja.sweep(tmp_path / "grid.csv")):
+        assert table["level_0"].tolist() == ["x", "x"] and [float(x) for x in table["level_1"]] == [1.0, 2.0]
+        back = table.to_pandas()
+        assert set(back[whole].dtypes) == {np.dtype(np.int64)} and back["upper"].tolist() == answered["upper"].tolist()
+    given["epochs"], given["steps"] = [1.0, None], [None, 7.0]  # a cell that is empty, or not whole, leaves floats
+    assert ja.sweep(given)["epochs"].dtype == float
+    table = read_table(answered)
+    table.columns["epochs"] = np.array([0.5, np.inf])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert table.to_pandas()["epochs"].tolist() == [0.5, np.inf]
+
+
 def test_an_answer_is_converted_as_before():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

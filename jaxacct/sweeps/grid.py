@@ -406,10 +406,15 @@ def _read_csv(text: str) -> Grid:
         raise InputError(f"line {reader.line_num}: not valid CSV: {error}") from None
     if len(rows) < 2:
         raise InputError("no configurations; write a header line and one line per configuration")
-    header = [cell.strip() for cell in rows[0][1]]
+    header = with_levels([cell.strip() for cell in rows[0][1]])
     records = [_record(header, number, cells) for number, cells in rows[1:]]
     columns = {name: [record[place] for record in records] for place, name in enumerate(header)}
     return grid_of_records(header, columns, [f"line {number}" for number, _ in rows[1:]])
+
+
+def with_levels(names: list[str]) -> list[str]:
+    """Name several nameless columns, which pandas writes for the levels of an index, as its `reset_index` does."""
+    return [name or f"level_{place}" for place, name in enumerate(names)] if names.count("") > 1 else names
 
 
 def _record(header: list[str], number: int, cells: list[str]) -> list[Any]:

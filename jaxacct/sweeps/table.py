@@ -20,7 +20,7 @@ from jaxacct.core.text import outward
 from jaxacct.core.types import Foreign, Index
 from jaxacct.core.validation import LARGEST_COUNT, InputError, choice, shown
 from jaxacct.mechanisms.dp_sgd_run import SOURCES
-from jaxacct.sweeps.grid import ANSWER, COUNTS, INPUTS, QUANTITIES, WORDS, Grid, is_frame
+from jaxacct.sweeps.grid import ANSWER, COUNTS, INPUTS, QUANTITIES, WORDS, Grid, is_frame, with_levels
 
 TEXT = ("name", "quantity", "sampling", "repetitions", "relation", *WORDS)
 """Columns of text; all other columns are float64."""
@@ -111,8 +111,10 @@ class Table:
                 writer.write_table(arrow.table(columns, schema=schema))
 
     def to_pandas(self) -> Foreign:
-        """Return the table as a pandas.DataFrame (needs pandas)."""
-        return optional_package("pandas", "a DataFrame").DataFrame(self.columns)
+        """Return the table as a pandas.DataFrame (needs pandas).  Counts are int64 if every row has a whole number."""
+        whole = lambda c: ((c >= 0) & (c <= LARGEST_COUNT) & (c == np.floor(c))).all()
+        columns = {n: c.astype(int) if n in WHOLE and whole(c) else c for n, c in self.columns.items()}
+        return optional_package("pandas", "a DataFrame").DataFrame(columns)
 
     def like(self, frame: Foreign) -> Foreign:
         """Return the table as a DataFrame with the index and the types of `frame`, the DataFrame that was swept."""
@@ -298,7 +300,7 @@ def _read_columns(path: Path) -> dict[str, np.ndarray]:
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
     with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte-order mark
         reader = csv.reader(file, strict=True)
-        names = next(reader, [])
+        names = with_levels(next(reader, []))
         for place, name in enumerate(names):
             if name in names[:place]:
                 raise ValueError(f"column {shown(name)} appears twice")
