@@ -131,3 +131,12 @@ def test_the_expression_of_a_mechanism_gives_it_back(mechanism):
 def test_the_form_of_a_batch_says_its_shape():
     assert "(4, 5), 20 configurations" in ja.dp_sgd(np.ones((4, 1)), np.full(5, 0.1), 10)._repr_html_()
     assert "... 20 numbers" in ja.Gaussian(np.ones(20)).expression()
+
+
+def test_numbers_of_numpy_are_shown_as_plain_ones():
+    run = ja.Gaussian(2.0)
+    found = ja.repetitions_allowed(run, 2.0, 1e-5)
+    assert f"repetitions={float(found.repetitions)!r}, " in repr(found) and "ok=True, family=" in repr(found)
+    gradient = ja.epsilon_gradient(ja.repeat(run, 3), 1e-5)
+    for one in (found, found.law, gradient, ja.calibrate_noise_multiplier(2.0, 1e-5, 1.0, 1), ja.Gaussian([1.0, 2.0])):
+        assert "np." not in repr(one)

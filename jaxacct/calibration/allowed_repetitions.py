@@ -15,7 +15,7 @@ from jaxacct.calibration.any_parameter import search_mechanisms
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds, by_column
 from jaxacct.core.floats import bisected
-from jaxacct.core.text import plain_record
+from jaxacct.core.text import plain_record, plain_repr
 from jaxacct.core.types import ArrayLike, Leaf
 from jaxacct.core.validation import (
     DELTA,
@@ -43,7 +43,7 @@ LARGEST_MEAN = 1e6
 """Largest E[K] that is searched, in every family of laws. Nobody trains that many candidates."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AllowedRepetitions:
     """The largest numbers of candidates, with the certified epsilon that they give; made by `ja.repetitions_allowed`.
 
@@ -61,8 +61,8 @@ class AllowedRepetitions:
 
     >>> import jaxacct as ja
     >>> found = ja.repetitions_allowed(ja.Gaussian(3.73), 1.6, 1e-5)
-    >>> found.law.mean == found.repetitions, bool(found.ok)
-    (np.True_, True)
+    >>> bool(found.law.mean == found.repetitions), bool(found.ok)
+    (True, True)
     """
 
     repetitions: Leaf
@@ -72,6 +72,8 @@ class AllowedRepetitions:
     ok: Leaf
     family: str
     eta: Leaf
+
+    __repr__ = plain_repr
 
     @property
     def law(self) -> Law:

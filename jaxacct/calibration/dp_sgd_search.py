@@ -5,7 +5,7 @@ Fast solves give the estimates, with delta by a plain or a split contour (engine
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from jaxacct.calibration.search import AIM, CLAIMED, BestValues, Search, Start
 from jaxacct.core import markup
 from jaxacct.core.bounds import Bounds
 from jaxacct.core.floats import bisected
-from jaxacct.core.text import plain_record
+from jaxacct.core.text import plain_record, plain_repr
 from jaxacct.core.types import Leaf
 from jaxacct.core.validation import (
     DELTA,
@@ -142,9 +142,7 @@ class Calibration:
     risk: Leaf = None
     relation: str = field(kw_only=True)
 
-    def __repr__(self) -> str:
-        plain = lambda x: x.item() if isinstance(x, np.generic) else x
-        return f"Calibration({', '.join(f'{one.name}={plain(getattr(self, one.name))!r}' for one in fields(self))})"
+    __repr__ = plain_repr
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain Python, ready for JSON; `Bounds.from_dict` reads "epsilon" and "risk" back."""

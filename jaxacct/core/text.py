@@ -131,6 +131,13 @@ def numbers(node: Any) -> Any:
     return WORDS.get(node, node) if isinstance(node, str) else node
 
 
+def plain_repr(record: Any) -> str:
+    """Return the `repr` of a dataclass, with NumPy's numbers as plain ones."""
+    with np.printoptions(legacy="1.25"):
+        words = (f"{field.name}={getattr(record, field.name)!r}" for field in dataclasses.fields(record))
+        return f"{type(record).__name__}({', '.join(words)})"
+
+
 def plain_record(record: Any) -> dict[str, Any]:
     """Return the fields of a result as plain Python; a field with `to_dict` is converted by that method."""
     fields = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}

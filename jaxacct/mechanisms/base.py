@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -346,7 +347,8 @@ def register(cls: type[M]) -> type[M]:
     def shown(self: M) -> str:
         with np.printoptions(threshold=MOST_SHOWN):
             usual = [f", {name}={getattr(self, name)!r}" for name in optional if getattr(self, name) == optional[name]]
-            return functools.reduce(lambda text, part: "".join(text.rsplit(part, 1)), usual, whole(self))
+            text = functools.reduce(lambda text, part: "".join(text.rsplit(part, 1)), usual, whole(self))
+            return re.sub(r"np\.float64\(([^()]*)\)", r"\1", text)
 
     cls.__repr__ = shown  # type: ignore[assignment]  # mypy refuses to replace a method
     jax.tree_util.register_pytree_with_keys(cls, flatten_with_keys, unflatten, flatten)
