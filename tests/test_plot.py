@@ -209,6 +209,30 @@ def test_curves_of_groups_are_told_apart():
     assert "$q$" not in style.described(results._shared(by_size))
 
 
+def test_long_labels_stand_below_the_axes_and_names_that_differ_stand_alone(tmp_path, monkeypatch):
+    given = {"sampling_probability": 0.01, "epochs": [10, 20], "target_epsilon": [2.0, 6.0], "target_delta": 1e-5}
+    table = sweep(given, progress=False)
+    labels = [curve.name for curve in results._curves(table)]
+    assert "$\\sigma$" not in "".join(labels) and len(set(labels)) == 4  # the solved noise is no input
+    named = lambda *names: results._curves(Table({"name": np.array(names, object)} | table.columns))
+    assert [curve.name for curve in named(*"abcd")] == list("abcd")
+    assert [curve.name.split(", ")[0] for curve in named(*"abca")] == list("abca")
+    canvases = []
+    monkeypatch.setattr(style, "save", lambda canvas, path: canvases.append(canvas))
+    long = Table(
+        {"name": np.array([f"a data set with a name of many words, number {i}" for i in range(4)], object)}
+        | table.columns
+    )
+    for kind in ("profile", "tradeoff"):
+        results.plot(long, tmp_path / "figure.png", kind=kind)
+        (canvas,) = canvases[-1:]
+        canvas.draw_without_rendering()
+        (axes,) = canvas.axes
+        frame, legend = axes.get_window_extent(), axes.get_legend().get_window_extent()
+        assert legend.y1 < frame.y0 and legend.y0 >= 0 <= legend.x0 and legend.x1 <= canvas.bbox.x1
+        assert frame.height > 0.3 * canvas.bbox.height
+
+
 def test_rows_without_a_column_of_steps_are_drawn(tmp_path):
     """A rate that was solved for epochs has no steps; and a row without a rate describes no run."""
     table = sweep({"noise_multiplier": [4.0, 5.0], "epochs": 2, "target_epsilon": 3.0, "target_delta": 1e-5})

@@ -264,7 +264,7 @@ def test_plans_and_data_that_do_not_fit_are_refused():
     other = Plan.of(segments, GEOMETRIC, dataset_size=size)
     assert "must be (41,)" in refusal(run, other)
     assert "key must be 32 bytes" in refusal(run, GEOMETRIC, key=b"short")
-    assert "score must be a function" in refusal(run, GEOMETRIC, score=3)
+    assert "score = 3 must be a function" in refusal(run, GEOMETRIC, score=3)
     assert "plan has no repetitions" in refusal(run, 3)
     assert "make_optimizer = " in refusal(run, GEOMETRIC, optimizer=optax.sgd(0.1))
 

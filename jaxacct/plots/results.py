@@ -302,11 +302,14 @@ def pick(table: Table, rows: list[int] | None) -> Table:
 
 
 def _curves(table: Table) -> list[Curve]:
-    """Return a curve for each row, with a label of the inputs that differ between the rows."""
-    shared, found = _shared(table), []
+    """Return a curve for each row, labelled by its name if all differ, else by the given inputs that differ."""
+    named = len(set(table.columns.get("name", ()))) == len(table)
+    solved, found = set(table["quantity"]) - {"epsilon", "delta"}, []
+    hidden = {*_shared(table), *(solved if len(set(table["quantity"])) == 1 else ())}
     for row in ({name: column[at] for name, column in table.columns.items()} for at in range(len(table))):
         run = run_of_row(row)
-        name = style.described({name: row[name] for name in _INPUTS if name in row and name not in shared})
+        inputs = ["name"] if named else [name for name in _INPUTS if name in row and name not in hidden]
+        name = style.described({name: row[name] for name in inputs})
         found.append(Curve(name or type(run).__name__, profile(run, str(row["relation"]))))
     return found
 

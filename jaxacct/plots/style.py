@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ RELATION = {
     "zero_out": "zero out one record",
 }
 
+LONG = 40
+"""Labels with more characters stand below the axes."""
 _DISTINCT = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8c8c00")
 """Okabe and Ito's palette, with its yellow darkened for white paper."""
 _DASHES = ("-", "--", "-.", ":")
@@ -171,8 +174,16 @@ def title(axes: Any, *lines: str) -> None:
 
 
 def legend(axes: Any, count: int, title: str = "") -> None:
-    """Draw the legend: inside the axes for few curves, otherwise beside them."""
-    if count > 6:
+    """Draw the legend: below the axes for long labels, inside them for few curves, otherwise beside them."""
+    handles, labels = axes.get_legend_handles_labels()
+    if max(map(len, labels), default=0) > LONG:
+        whole = [label.replace(" = ", "\xa0=\xa0") for label in labels]  # no line ends at an equals sign
+        labels = [textwrap.fill(each, 66, break_long_words=False, break_on_hyphens=False) for each in whole]
+        axes.legend(handles, labels, title=title, loc="upper center", bbox_to_anchor=(0.5, 0.0), borderaxespad=4.5)
+        if axes.figure.axes == [axes]:  # the curves keep their height
+            lines = "\n".join(labels).count("\n") + 1
+            axes.figure.set_figheight(axes.figure.get_figheight() + 0.15 * lines + 0.06 * len(labels) + 0.3)
+    elif count > 6:
         axes.legend(title=title, loc="center left", bbox_to_anchor=(1.0, 0.5))
     elif count > 1:
         axes.legend(title=title)

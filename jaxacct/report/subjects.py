@@ -135,9 +135,7 @@ def _kind(source: Any) -> str:
     form = node.get("format") if isinstance(node, dict) else None
     word = {"jaxacct.plan": "plan", FORMAT: "mechanism"}.get(str(form), "ledger")
     if word == "ledger" and text and not text.startswith(KIND):
-        raise InputError(
-            f"{path}: is no ledger: it does not begin with a run; nor is it a whole plan, mechanism or result: give one"
-        )
+        raise InputError(f"{path}: is no ledger: it does not begin with a run; nor a whole plan or mechanism; give one")
     return word
 
 

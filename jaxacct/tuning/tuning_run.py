@@ -348,9 +348,10 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     planned = getattr(plan, "candidates", "iid")
     kind, word = _taken_for(candidates or ("adaptive" if planned == "adaptive" else None), space)
     require_pad(law, space, pad)
-    for name, given_for in {"loss_fn": loss_fn, "make_optimizer": make_optimizer, "init": init}.items():
-        if not callable(given_for):
-            raise InputError(f"{name} = {given_for!r:.40} must be a function; see the docstring of tuning.tune")
+    tried = {"loss_fn": loss_fn, "make_optimizer": make_optimizer, "init": init, "score": score}
+    for name, one in tried.items():
+        if not callable(one) and not isinstance(one, PrivateScore):
+            raise InputError(f"{name} = {one!r:.40} must be a function; see the docstring of tuning.tune")
     score = with_noise(score, plan, kind, top, count)
     as_planned = (top, count) == (getattr(plan, "top", 1), getattr(plan, "rounds", 1))
     known = plan.epsilon if as_planned and kind == planned else None
@@ -360,8 +361,6 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, known, kind, top, count)
     if plan.target_epsilon is not None and not cost.epsilon.upper <= plan.target_epsilon:
         raise InputError(_too_much(float(cost.epsilon.upper), plan.target_epsilon, kind != planned, as_planned))
-    if not isinstance(score, PrivateScore) and not callable(score):
-        raise InputError("score must be a function of params on public data, or a tuning.PrivateScore")
     require_rows(data, plan.dataset_size)
     what, more = "a selection", f"; the best {top}" if top > 1 else ""
     if update is not None:

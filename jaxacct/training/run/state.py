@@ -77,8 +77,8 @@ class State:
         """Return one line: the step, why the run stopped, epsilon and the number of parameters, but no parameter."""
         params = object.__getattribute__(self, "params")  # record no look: the number of parameters is no output
         try:
-            at = self.plan.target_delta, self.plan.relation, self.plan.unit
-            epsilon = f"{epsilon_of(self.plan)} {at_most(self.epsilon, *at)}"
+            plan = self.plan
+            epsilon = at_most(self.epsilon, plan.target_delta, plan.relation, plan.unit, epsilon_of(plan))
         except InputError as error:
             epsilon = f"epsilon unknown ({error})"
         stopped = f", stopped: {self.stopped}" if self.stopped else ""
@@ -189,23 +189,19 @@ class Released:
     """Base of what tunings release.  Its `repr` is one line, as that of a State."""
 
     def __repr__(self) -> str:
-        """Return one line: status, configuration, score, epsilon and number of parameters, but no parameter."""
-        of, claim = vars(self), ""
-        if of.get("target_delta") is not None:
-            claim = f"epsilon {at_most(of['epsilon'], of['target_delta'], of.get('relation', 'add_or_remove_one'))}"
-        declared = "" if of.get("candidates", "iid") == "iid" else f"candidates {of['candidates']}"
-        size = size_of(of["params"]).removeprefix("0 parameters")  # results of `tune_with` need not be arrays
-        words = of.get("status"), repr(of["config"]), f"score {of['score']:.7g}", claim, declared, size
-        return f"{type(self).__name__}({', '.join(filter(None, words))})"
+        """Return one line: status, configuration, score, epsilon, assumption and number of parameters."""
+        of = {"target_delta": None, "relation": "add_or_remove_one", "candidates": "iid", "status": "", **vars(self)}
+        declared = "" if of["candidates"] == "iid" else f"candidates {of['candidates']}"
+        claim = "" if of["target_delta"] is None else at_most(of["epsilon"], of["target_delta"], of["relation"])
+        words = of["status"], f"{of['config']}", f"score {of['score']:.7g}", claim, declared, size_of(of["params"])
+        return f"{type(self).__name__}({', '.join(word for word in words if word not in ('', '0 parameters'))})"
 
 
-def at_most(epsilon: Bounds, delta: float, relation: str, unit: str = "record") -> str:
-    """Return the words of a claim after "epsilon"."""
-    return f"<= {outward(epsilon.upper, '.7g', up=True)} at delta {exact(delta)}{unusual(relation, unit)}"
+def at_most(epsilon: Bounds, delta: float, relation: str, unit: str = "record", what: str = "epsilon") -> str:
+    return f"{what} <= {outward(epsilon.upper, '.7g', up=True)} at delta {exact(delta)}{unusual(relation, unit)}"
 
 
 def size_of(params: Any) -> str:
-    """Return the number of parameters in words, and no parameter."""
     count = sum(np.size(leaf) for leaf in jax.tree_util.tree_leaves(params) if hasattr(leaf, "dtype"))
     return f"{count:,} parameters"
 
