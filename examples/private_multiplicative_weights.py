@@ -104,6 +104,8 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=0, help="simulations only: real releases take no seed")
     parser.add_argument("--out", help="also draw the errors to this file")
     args = parser.parse_args(arguments)
+    if min(args.records, args.bits, args.trials) < 1:
+        parser.error("--records, --bits and --trials must be 1 or more")
     rng, generator, universe = random.Random(args.seed), np.random.default_rng(args.seed), 2**args.bits
     data = generator.multinomial(args.records, generator.dirichlet(np.full(universe, 0.05)))
     table = {}

@@ -42,6 +42,8 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=0, help="simulations only: real releases take no seed")
     parser.add_argument("--out", help="also draw the shares to this file")
     args = parser.parse_args(arguments)
+    if min(args.ballots, args.candidates, args.trials) < 1:
+        parser.error("--ballots, --candidates and --trials must be 1 or more")
     rng = random.Random(args.seed)
     weights = np.arange(args.candidates, 0, -1) / np.sum(np.arange(args.candidates + 1))
     counts = np.round(args.ballots * weights).astype(int)

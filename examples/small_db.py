@@ -37,6 +37,8 @@ def main(arguments=None):
     parser.add_argument("--seed", type=int, default=0, help="simulations only: real releases take no seed")
     parser.add_argument("--out", help="also draw the errors to this file")
     args = parser.parse_args(arguments)
+    if min(args.bits, args.queries, args.trials) < 1:
+        parser.error("--bits, --queries and --trials must be 1 or more")
     generator, universe = np.random.default_rng(args.seed), 2**args.bits
     size = math.ceil(math.log(2 * args.queries) / (2 * args.alpha**2))
     small = candidates(universe, size)

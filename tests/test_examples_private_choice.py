@@ -15,6 +15,13 @@ def example(name):
     return module
 
 
+@pytest.mark.parametrize("name", ["private_voting", "small_db", "private_multiplicative_weights"])
+def test_counts_below_one_are_refused_in_words(name, capsys):
+    with pytest.raises(SystemExit):
+        example(name).main(["--trials", "0"])
+    assert "--trials must be 1 or more" in capsys.readouterr().err
+
+
 def test_private_voting(tmp_path, capsys):
     drawn = tmp_path / "voting.png"
     curves = example("private_voting").main(["--trials", "20", "--out", str(drawn)])

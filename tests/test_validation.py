@@ -66,10 +66,10 @@ def test_the_first_bad_index_is_named_exactly(values, data):
 
 def test_messages_in_full():
     assert refusal(check, "noise_multiplier", [1, 1, 1, -1.0], POSITIVE) == (
-        "noise_multiplier[3] = -1.0 must be > 0; use a positive, finite noise multiplier"
+        "noise_multiplier[3] = -1.0 must be > 0; use a positive, finite number"
     )
     assert refusal(check, "noise_multiplier", math.nan, POSITIVE) == (
-        "noise_multiplier = nan must be finite and > 0; use a positive, finite noise multiplier"
+        "noise_multiplier = nan must be finite and > 0; use a positive, finite number"
     )
     assert refusal(check, "steps", [[1, 2], [3, 2.5]], COUNT) == (
         "steps[1, 1] = 2.5 must be an integer >= 1 and <= 2**53; use a whole number, 1 or more"

@@ -54,7 +54,7 @@ class InputError(ValueError):
     >>> ja.Laplace([1.0, -1.0])
     Traceback (most recent call last):
         ...
-    jaxacct.InputError: scale[1] = -1.0 must be > 0; use a positive, finite scale
+    jaxacct.InputError: scale[1] = -1.0 must be > 0; use a positive, finite number
     """
 
     __module__ = "jaxacct"  # users import the class from here
@@ -145,12 +145,12 @@ class Constraint:
         return ("an integer " if self.integral else "") + " and ".join(ends)
 
 
-POSITIVE = Constraint("use a positive, finite {name}", 0, lower_open=True)
-NOISE = Constraint("use a positive, finite {name}, or 1e-9 to debug", 0, lower_open=True)
-REAL = Constraint("use a finite {name}", -np.inf)
-NON_NEGATIVE = Constraint("use a finite {name} of 0 or more", 0)
-PROBABILITY = Constraint("use a {name} between 0 and 1", 0, 1)
-OPEN_PROBABILITY = Constraint("use a {name} strictly between 0 and 1", 0, 1, lower_open=True, upper_open=True)
+POSITIVE = Constraint("use a positive, finite number", 0, lower_open=True)
+NOISE = Constraint("use a positive, finite number, or 1e-9 to debug", 0, lower_open=True)
+REAL = Constraint("use a finite number", -np.inf)
+NON_NEGATIVE = Constraint("use a finite number of 0 or more", 0)
+PROBABILITY = Constraint("use a number between 0 and 1", 0, 1)
+OPEN_PROBABILITY = Constraint("use a number strictly between 0 and 1", 0, 1, lower_open=True, upper_open=True)
 DELTA = Constraint("use a small positive {name} such as 1e-5", 0, 1, lower_open=True, upper_open=True)
 DELTA_OR_ZERO = Constraint("use 0 or a small positive {name} such as 1e-5", 0, 1, upper_open=True)
 FLOOR = Constraint("use a floor such as 1e-10, which is part of the claim", 0, 0.5, lower_open=True, upper_open=True)

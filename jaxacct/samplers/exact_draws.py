@@ -162,7 +162,7 @@ def rational(name: str, value: Any, *, positive: bool = True) -> Fraction:
     else:
         raise InputError(f"{name} = {value!r} must be finite; use an int, a float or a Fraction")
     if positive and exact <= 0:
-        raise InputError(f"{name} = {value!r} must be > 0; use a positive, finite {name.replace('_', ' ')}")
+        raise InputError(f"{name} = {value!r} must be > 0; use a positive, finite number")
     return exact
 
 

@@ -122,7 +122,7 @@ class Law(ABC):
 
         A k above 2**53 raises InputError.
         """
-        below_one = Constraint("use a {name} in [0, 1)", 0, 1, upper_open=True)
+        below_one = Constraint("use a number in [0, 1)", 0, 1, upper_open=True)
         return self._first_at_most(1.0 - np.asarray(check("p", p, below_one)))
 
     def sample(self, rng: random.Random | None = None) -> int:

@@ -34,7 +34,7 @@ LAST_DELTA_SHARE = 1e-4
 """The last delta of a profile is this share of the target delta.  It counts as the chance of an infinite loss."""
 LEAST_NOISE, LARGEST_NOISE = 1e-2, 1e5
 """Range of the noise multipliers that are searched."""
-ABOVE_ZERO = Constraint("use a {name} above 0 and at most 1", 0, 1, lower_open=True)
+ABOVE_ZERO = Constraint("use a number above 0 and at most 1", 0, 1, lower_open=True)
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ UNUSUAL = {"candidates": "iid", "unit": "record"} | dict.fromkeys(
     ("cap", "noise", "groups", "early_stop", "rates_digest")
 )
 """Usual values of settings; a plan's document holds such a setting only if its value differs."""
-_RATE = replace(NUMBERS["sampling_probability"], lower_open=True, remedy="use a {name} above 0 and at most 1")
+_RATE = replace(NUMBERS["sampling_probability"], lower_open=True, remedy="use a number above 0 and at most 1")
 _SEGMENT_NUMBERS = {name: NUMBERS[name] for name in ("steps", "noise_multiplier")}
 _SEGMENT_NUMBERS |= {"sampling_probability": _RATE, "expected_batch_size": POSITIVE}
 """Numbers of a segment, in the order in which a document lists them, and the values that each may have."""

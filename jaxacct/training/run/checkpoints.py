@@ -301,7 +301,8 @@ def _name(path: Any) -> str:
 def _first_difference(there: list[list[Any]], own: list[list[Any]]) -> str:
     """Return a message about the first array that differs between a checkpoint and the model."""
     told = lambda leaf: "nothing" if leaf is None else f"{leaf[0]:.80} of shape {tuple(leaf[1])} and dtype {leaf[2]}"
-    one, other = next((a, b) for a, b in zip_longest(there, own) if a != b)
+    alone = [leaf for leaf in there if leaf not in own], [leaf for leaf in own if leaf not in there]
+    one, other = next((a, b) for a, b in zip_longest(*(alone if any(alone) else (there, own))) if a != b)
     return f"it has {told(one)} where the model has {told(other)}; use the model and optimizer that wrote it"
 
 
