@@ -102,8 +102,7 @@ def report(options: argparse.Namespace) -> int:
         may, upper = claim.may_be_claimed, claim.upper
         words = f"{claim.quantity} <= {output.up(upper, 6)}" if may else "not to be claimed"
         one = {"of": claim.title, "may_be_claimed": may, "claim": words, "upper": upper, "at": claim.given}
-        one |= {"relation": claim.relation, "kind": claim.kind, "status": claim.status, "obstacle": claim.obstacle}
-        claims.append(one)
+        claims.append(one | {name: getattr(claim, name) for name in ("relation", "kind", "status", "obstacle")})
         asked = "epsilon" if claim.quantity == "delta" else "delta"
         at = f"at {asked} = {claim.given!r} ({claim.kind}{unusual(claim.relation)})"
         why = claim.trouble.rstrip(".") or claim.status or "no bracket"

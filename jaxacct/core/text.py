@@ -134,8 +134,7 @@ def numbers(node: Any) -> Any:
 def plain_repr(record: Any) -> str:
     """Return the `repr` of a dataclass, with NumPy's numbers as plain ones."""
     with np.printoptions(legacy="1.25"):
-        words = (f"{field.name}={getattr(record, field.name)!r}" for field in dataclasses.fields(record))
-        return f"{type(record).__name__}({', '.join(words)})"
+        return f"{type(record).__name__}({', '.join(f'{n}={x!r}' for n, x in vars(record).items())})"
 
 
 def plain_record(record: Any) -> dict[str, Any]:

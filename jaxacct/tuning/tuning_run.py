@@ -348,8 +348,7 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     planned = getattr(plan, "candidates", "iid")
     kind, word = _taken_for(candidates or ("adaptive" if planned == "adaptive" else None), space)
     require_pad(law, space, pad)
-    tried = {"loss_fn": loss_fn, "make_optimizer": make_optimizer, "init": init, "score": score}
-    for name, one in tried.items():
+    for name, one in {"loss_fn": loss_fn, "make_optimizer": make_optimizer, "init": init, "score": score}.items():
         if not callable(one) and not isinstance(one, PrivateScore):
             raise InputError(f"{name} = {one!r:.40} must be a function; see the docstring of tuning.tune")
     score = with_noise(score, plan, kind, top, count)

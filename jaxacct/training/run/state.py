@@ -186,10 +186,10 @@ def shown(state: State, looks: Looks) -> State:
 
 
 class Released:
-    """Base of what tunings release.  Its `repr` is one line, as that of a State."""
+    """Base of what tunings release."""
 
     def __repr__(self) -> str:
-        """Return one line: status, configuration, score, epsilon, assumption and number of parameters."""
+        """Return one line, as that of a State, with the assumption about the candidates if somebody declares it."""
         of = {"target_delta": None, "relation": "add_or_remove_one", "candidates": "iid", "status": "", **vars(self)}
         declared = "" if of["candidates"] == "iid" else f"candidates {of['candidates']}"
         claim = "" if of["target_delta"] is None else at_most(of["epsilon"], of["target_delta"], of["relation"])
