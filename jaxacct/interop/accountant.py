@@ -13,18 +13,11 @@ from scipy.special import ndtri
 
 from jaxacct.accounting.account import delta as certified_delta
 from jaxacct.accounting.account import epsilon as certified_epsilon
+from jaxacct.core import validation
 from jaxacct.core.floats import ROUNDOFF
 from jaxacct.core.text import bracket
 from jaxacct.core.types import ArrayLike, Numbers
-from jaxacct.core.validation import (
-    OPEN_PROBABILITY,
-    PROBABILITY,
-    REAL,
-    InputError,
-    UnboundedLossError,
-    check,
-    check_one,
-)
+from jaxacct.core.validation import OPEN_PROBABILITY, PROBABILITY, REAL, InputError, UnboundedLossError, check
 from jaxacct.interop.dp_events import EventError, convert, events_inside, refuse
 from jaxacct.mechanisms import (
     FiniteOutput,
@@ -107,7 +100,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
 
     def get_epsilon(self, target_delta: float) -> float:
         """Return a certified upper bound of epsilon at a `target_delta` in [0, 1]. The bound may be infinite."""
-        target = check_one("target_delta", target_delta, PROBABILITY, "ask for one at a time")
+        target = validation.check_one("target_delta", target_delta, PROBABILITY, "ask for one at a time")
         if not self._private:
             return math.inf
         if target == 1.0:
@@ -129,7 +122,7 @@ class CertifiedAccountant(privacy_accountant.PrivacyAccountant):
             mechanism = self.mechanism
             sides = (components(mechanism, self._relation, side) for side in directions(mechanism, self._relation))
             return max(abs(float(side.delta_infinity[0])) for side in sides) * (1 + 8 * ROUNDOFF)
-        target = check_one("target_epsilon", target_epsilon, REAL, "ask for one at a time")
+        target = validation.check_one("target_epsilon", target_epsilon, REAL, "ask for one at a time")
         return float(certified_delta(self._asked(), target, relation=self._relation).upper)
 
     def get_true_positive_rates(self, false_positive_rates: ArrayLike, deltas: ArrayLike | None = None) -> Numbers:
