@@ -381,9 +381,8 @@ class _Search:
             if not below < above or above - below <= error * above or self.left[1] <= self.right[1] * (1.0 + error):
                 return
             x, _ = self.root()
-            # several eps cost little more than one, since one composition serves all
-            steps = np.array([-0.2, -0.04, -5e-3, -3e-4, 0.0, 3e-4, 5e-3, 0.04, 0.2])
-            self.fan(np.unique(np.clip(np.append(x + (above - below) * steps, 0.5 * (below + above)), below, above)))
+            steps = np.array([-0.02, -3e-4, 3e-4, 0.02])
+            self.fan(np.unique(np.clip(x + (above - below) * steps, below, above)))
 
     def around(self) -> None:
         """Find `left` and `right` again, after new nodes have changed the estimates of the sum."""

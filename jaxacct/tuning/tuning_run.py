@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxacct.core.bounds import Bounds
+from jaxacct.core.progress import waiting
 from jaxacct.core.types import Leaf, PyTree
 from jaxacct.core.validation import COUNT, InputError, check_one, choice
 from jaxacct.mechanisms import Mechanism
@@ -351,16 +352,17 @@ def _tuned(given: Mapping[str, Any], top: int, count: int, update: Callable[[tup
     for name, one in {"loss_fn": loss_fn, "make_optimizer": make_optimizer, "init": init, "score": score}.items():
         if not callable(one) and not isinstance(one, PrivateScore):
             raise InputError(f"{name} = {one!r:.40} must be a function; see the docstring of tuning.tune")
+    plans = getattr(plan, "plans", (plan,))
+    require_rows(data, plan.dataset_size)
+    refuse_other_neighbours(given["ledger"], plans[0])
     score = with_noise(score, plan, kind, top, count)
     as_planned = (top, count) == (getattr(plan, "top", 1), getattr(plan, "rounds", 1))
     known = plan.epsilon if as_planned and kind == planned else None
-    plans = getattr(plan, "plans", (plan,))
     secret = Secret(given["key"], (data, getattr(score, "data", None)), plan.mechanism)
-    refuse_other_neighbours(given["ledger"], plans[0])
-    cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, known, kind, top, count)
+    with waiting(None, "answers: what the tuning costs", given["progress"]):
+        cost = whole(plan.mechanism, law, score, plan.target_delta, plan.relation, known, kind, top, count)
     if plan.target_epsilon is not None and not cost.epsilon.upper <= plan.target_epsilon:
         raise InputError(_too_much(float(cost.epsilon.upper), plan.target_epsilon, kind != planned, as_planned))
-    require_rows(data, plan.dataset_size)
     what, more = "a selection", f"; the best {top}" if top > 1 else ""
     if update is not None:
         what, more = f"{count} rounds of a selection", ""
