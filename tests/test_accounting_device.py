@@ -235,3 +235,26 @@ def test_where_jax_finds_a_cpu_alone_nothing_changes(platforms):
         JAX_PLATFORMS=platforms,
     )
     assert found == ["cpu", str(ja.epsilon(ja.Gaussian(2.0), 1e-5).upper)] and "accounting runs" not in told
+
+
+def test_settings_of_the_user_for_products_and_types_do_not_apply():
+    """Products of bfloat16 made a bracket 3e-4 too low, "certified", in the block and after it."""
+    left, right = np.random.default_rng(0).normal(size=(2, 64, 64))
+    settings = {
+        "jax_default_matmul_precision": "BF16_BF16_F32",
+        "jax_numpy_dtype_promotion": "strict",
+        "jax_numpy_rank_promotion": "raise",
+        "jax_disable_jit": True,
+        "jax_transfer_guard": "disallow",
+    }
+    before = {name: getattr(jax.config, name) for name in settings}
+    try:
+        for name, value in settings.items():
+            jax.config.update(name, value)
+        with devices.double_precision():
+            product = np.asarray(jax.jit(lambda a, b: a @ b + np.arange(64, dtype=np.int32))(left, right))
+        assert {name: getattr(jax.config, name) for name in settings} == settings
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+    np.testing.assert_allclose(product, left @ right + np.arange(64), rtol=1e-12, atol=1e-12)

@@ -29,7 +29,7 @@ from jaxacct.training.run.program import Program
 from jaxacct.training.run.state import Stretch, released
 from jaxacct.training.sampling import sampler
 from jaxacct.training.sharding.placement import Placement
-from jaxacct.training.step import step_mechanisms
+from jaxacct.training.step import step_function, step_mechanisms
 from jaxacct.training.step.step_function import numbers_at
 from jaxacct.training.step.step_mechanisms import CYCLIC, Release
 from jaxacct.tuning import side_by_side
@@ -812,3 +812,12 @@ def test_a_ledger_says_the_same(tmp_path):
         record(ledger, 0, partition="order", plan=plan)
         said = refusal(lambda: ledger.epsilon(1e-5, "add_or_remove_one"))
     assert "noise_multiplier / 3)" in said and "5**0.5" not in said
+
+
+def test_products_of_correlated_noise_do_not_follow_the_default_precision():
+    """At a device's default, of bfloat16 or TF32, the rounding errors of the noise tell a record from none."""
+    taps = step_function.Taps(*(np.ones(shape, np.float32) for shape in ((), (3,), (3,), (3,), (3,))))
+    fresh, past = {"w": np.ones(5, np.float32)}, {"w": np.ones((3, 5), np.float32)}
+    traced = jax.make_jaxpr(lambda *given: step_function.filtered(*given))(taps, fresh, past)
+    products = [eqn for eqn in traced.eqns if eqn.primitive.name == "dot_general"]
+    assert products and all(eqn.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2 for eqn in products)

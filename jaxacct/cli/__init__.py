@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import io
 import os
 import signal
 import sys
@@ -49,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if argv is None else list(argv)
     command = f"jaxacct {arguments[0]}" if arguments and not arguments[0].startswith("-") else "jaxacct"
+    for stream in (sys.stdout, sys.stderr):  # an encoding may lack a character, such as a quotation mark
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
         options = parse(arguments)
         from jaxacct.cli import files
@@ -59,7 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             with warnings.catch_warnings():
                 warnings.showwarning = _shown(command, warnings.showwarning)
                 status = run(options)
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it is None where standard output is closed
+                sys.stdout.flush()
             return status
         except InputError as error:
             return _refuse(command, str(error))

@@ -23,13 +23,22 @@ WORDS = 120
 
 @contextlib.contextmanager
 def double_precision() -> Iterator[None]:
-    """Run the block with float64 on the device of `certifying`. If that device is None, JAX's functions fail."""
+    """Run the block with float64 on the device of `certifying`. If that device is None, JAX's functions fail.
+
+    The certificates allow for float64's rounding, so the user's settings of products and of types do not apply.
+    """
     device = certifying()
     with contextlib.ExitStack() as settings:
         settings.enter_context(jax.enable_x64())
+        settings.enter_context(jax.default_matmul_precision("highest"))
+        settings.enter_context(jax.numpy_dtype_promotion("standard"))
+        settings.enter_context(jax.numpy_rank_promotion("allow"))
+        settings.enter_context(jax.disable_jit(False))
         if device is None:
             settings.enter_context(jax.transfer_guard("disallow_explicit"))
-        elif device != _default():
+        else:
+            settings.enter_context(jax.transfer_guard("allow"))
+        if device is not None and device != _default():
             settings.enter_context(jax.default_device(device))
         yield
 

@@ -19,7 +19,7 @@ from jaxacct.mechanisms.base import FinitePair, Part, call, require_mechanism
 from jaxacct.mechanisms.finite import sample_pair
 from jaxacct.mechanisms.profile import LEAST_GAP, pair_of_profile, stacked
 from jaxacct.selection.base_profile import bounded_loss, infinite_mass, sides, under
-from jaxacct.selection.law_of_k import Law, require_law
+from jaxacct.selection.law_of_k import Law, rebuilt, require_law
 
 OK_WIDTH = 2e-4
 """A bracket of at most this relative width has status "ok", even if rtol is smaller: few brackets are narrower."""
@@ -45,8 +45,7 @@ class AnySelection(Mechanism):
         broadcast_shape({"the mechanism": batch_shape(self.mechanism), "k": self.law.shape})
 
     def validated(self) -> Self:
-        law = type(self.law)(**{name: getattr(self.law, name) for name in self.law.constraints})
-        return dataclasses.replace(self, mechanism=self.mechanism.validated(), law=law)
+        return dataclasses.replace(self, mechanism=self.mechanism.validated(), law=rebuilt(self.law))
 
     def symmetric(self) -> bool:
         return bool(self.mechanism.symmetric())

@@ -199,6 +199,11 @@ def require_law(name: str, value: Any) -> None:
         raise InputError(f"{name} = {value!r:.40} must be a law of K; use one such as selection.Geometric(0.1)")
 
 
+def rebuilt(law: Law) -> Law:
+    """Return the law rebuilt through its constructor, which checks every field."""
+    return type(law)(**{name: getattr(law, name) for name in law.constraints})
+
+
 def _steepness(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (log phi', phi''/phi') from phi' and phi'', or (-inf, 0) where phi' underflows."""
     seen = first > LEAST

@@ -111,7 +111,7 @@ class OfSelections(MechanismEngine):
 
     def bracket(self, question: MechanismQuestion) -> Bounds:
         quantity, chosen, values, relation, effort, *_ = question
-        return cast(AnySelection, chosen).bracket(quantity, values, relation, effort.rtol)
+        return cast(AnySelection, chosen.validated()).bracket(quantity, values, relation, effort.rtol)
 
 
 register_engine(OfSelections())

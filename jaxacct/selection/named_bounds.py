@@ -18,7 +18,7 @@ from jaxacct.mechanisms.base import require_mechanism
 from jaxacct.representations.renyi_divergences import delta_from_renyi, epsilon_from_renyi, renyi_divergence
 from jaxacct.selection import envelope
 from jaxacct.selection.base_profile import SAYS_NOTHING, Sides, gaussian_mu, sides, under, upper_delta, upper_epsilon
-from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegativeBinomial, require_law
+from jaxacct.selection.law_of_k import Binomial, Law, Poisson, TruncatedNegativeBinomial, rebuilt, require_law
 from jaxacct.selection.worst_case import MOST_KEPT
 
 CHUNK = 256
@@ -238,6 +238,7 @@ def _evaluated(quantity: str, run: Mechanism, k: Law, values: np.ndarray, bound:
     choice("bound", bound, ("auto", *BOUNDS))
     run, relation = under(run, relation)
     require_law("k", k)
+    k = rebuilt(k)
     name = "delta" if quantity == "epsilon" else "epsilon"
     shape = broadcast_shape({"the mechanism": batch_shape(run), "k": k.shape, name: values.shape})
     known = {name: each for name, each in BOUNDS.items() if each.kind == "bound" and isinstance(k, each.laws)}

@@ -307,7 +307,7 @@ def filtered(taps: Taps, fresh: Any, past: Any) -> tuple[Any, Any]:
     def one(z: Any, buffers: Any) -> tuple[Any, Any]:
         own, past, keep, of_sum, of_fresh = (jnp.asarray(each, z.dtype) for each in taps)
         wide = lambda weights: weights.reshape(-1, *(1,) * z.ndim)
-        noise = own * z + jnp.tensordot(past, buffers, 1)
+        noise = own * z + jnp.tensordot(past, buffers, 1, precision=jax.lax.Precision.HIGHEST)
         return noise, wide(keep) * buffers + wide(of_sum) * noise + wide(of_fresh) * z
 
     leaves, structure = jax.tree_util.tree_flatten(fresh)
