@@ -76,3 +76,13 @@ def test_what_is_refused():
     assert "must be True or False" in refusal(export, ja.Gaussian(1.0), pessimistic=1)
     assert "must be > 0" in refusal(export, ja.Gaussian(1.0), value_discretization_interval=0.0)
     assert "too short" in refusal(export, ja.PureDP(100.0), value_discretization_interval=1e-6)
+
+
+def test_a_distribution_that_is_composed_further_covers_every_order_of_a_replaced_record():
+    """One order for the whole gave .40003 for .48, and .23360 for .31944, where each order follows from the outputs."""
+    step, response = ja.FiniteOutput([0.5, 0.5], [0.9, 0.1]), ja.RandomizedResponse(0.6)
+    law, other = (ja.interop.to_dp_accounting_pld(each, "replace_one") for each in (step, response))
+    alone = float(ja.delta(step, 0.3, relation="replace_one").upper)
+    assert alone <= law.get_delta_for_epsilon(0.3) * (1.0 + 1e-9) <= 1.001 * alone
+    assert law.compose(other).get_delta_for_epsilon(0.0) >= 0.48 * (1.0 - 1e-9)
+    assert law.self_compose(2).get_delta_for_epsilon(1.0) >= 0.31944 * (1.0 - 1e-5)

@@ -13,6 +13,7 @@ from jaxacct.accounting.dispatch import answered_by_parts
 from jaxacct.core.validation import POSITIVE, RELATIONS, InputError, check_flag, check_one, choice, refuse_tracers
 from jaxacct.mechanisms import DIRECTIONS, Mechanism, batch_shape
 from jaxacct.mechanisms.base import ConcentratedPart, FinitePart, GaussianPart, Part
+from jaxacct.mechanisms.combinators import in_either_order
 from jaxacct.mechanisms.concentrated import concentrated_pair
 from jaxacct.mechanisms.finite import sample_pair
 
@@ -77,8 +78,13 @@ def to_dp_accounting_pld(
             "bounds it from above only; use pessimistic=True"
         )
     expand = known.expand if pessimistic else known.expand_below
+    ahead, back = (expand(relation, way) for way in DIRECTIONS)
+    if pessimistic and relation == "replace_one" and not known.symmetric():
+        # composed further, a step may have either order, as outputs choose: its pair is the symmetric one for both
+        ahead = in_either_order(known, relation)
+        back = [one if isinstance(one[0], FinitePart) else two for one, two in zip(ahead, back, strict=True)]
     total = privacy_loss_distribution.identity(step, pessimistic)
-    for (forward, count), (reverse, _) in zip(*(expand(relation, way) for way in DIRECTIONS), strict=True):
+    for (forward, count), (reverse, _) in zip(ahead, back, strict=True):
         law = _law(forward, reverse, step, pessimistic)
         if law is not None:
             total = total.compose(law if count == 1.0 else law.self_compose(int(count)))
