@@ -133,7 +133,7 @@ def from_json(text: str) -> Mechanism:
     >>> from_json('{"format": "jaxacct.mechanism", "version": 1, "mechanism": {"type": "PureDP", "epsilon": -1}}')
     Traceback (most recent call last):
         ...
-    jaxacct.InputError: mechanism: epsilon = -1 must be >= 0; use a finite epsilon of 0 or more
+    jaxacct.InputError: mechanism: epsilon = -1 must be >= 0; use a finite number of 0 or more
     """
     if not isinstance(text, str):
         raise InputError(f"text must be a str, not {type(text).__name__}; decode bytes as UTF-8 first")
