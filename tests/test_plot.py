@@ -210,7 +210,7 @@ def test_curves_of_groups_are_told_apart():
 
 
 def test_long_labels_stand_below_the_axes_and_names_that_differ_stand_alone(tmp_path, monkeypatch):
-    given = {"sampling_probability": 0.01, "epochs": [10, 20], "target_epsilon": [2.0, 6.0], "target_delta": 1e-5}
+    given = {"sampling_probability": 1.0, "epochs": [10, 20], "target_epsilon": [2.0, 6.0], "target_delta": 1e-5}
     table = sweep(given, progress=False)
     labels = [curve.name for curve in results._curves(table)]
     assert "$\\sigma$" not in "".join(labels) and len(set(labels)) == 4  # the solved noise is no input

@@ -277,7 +277,12 @@ def test_nodes_added_in_the_last_round_have_their_deltas(monkeypatch):
     [
         (ja.FiniteOutput([0.7, 0.2, 0.1], [0.5, 0.2, 0.3]), 0.2, "replace_one"),
         (ja.FiniteOutput([0.7, 0.2, 0.1], [0.5, 0.2, 0.3]), 0.1, "replace_one"),
-        (ja.TruncatedPoissonSampled(ja.Gaussian(1.5), 0.1, 100, 14), 0.021, "add_or_remove_one"),
+        pytest.param(
+            ja.TruncatedPoissonSampled(ja.Gaussian(1.5), 0.1, 100, 14),
+            0.021,
+            "add_or_remove_one",
+            marks=pytest.mark.slow,
+        ),
         (ja.RandomAllocation(ja.Gaussian(1.1), 10), 1e-5, "add_or_remove_one"),
     ],
 )
