@@ -56,7 +56,7 @@ class MatrixMechanism(EqualToAnother):
     noise_multiplier : array_like > 0
         s: the standard deviation of an entry of Z, divided by R.
     participation : Participation, optional
-        ``FixedEpochs`` with the strategy's epochs by default.
+        ``FixedEpochs`` with the strategy's epochs by default. `dataclasses.replace` keeps that of the copied mechanism.
 
     References
     ----------

@@ -40,7 +40,7 @@ class PrivacyProfile(FiniteMechanism):
         Points eps_k, which ascend along the last axis by 1e-9 or more; the axes before it are the batch.
     delta : array_like in [0, 1]
     reverse_delta : array_like in [0, 1], optional
-        The values of ``delta`` by default.
+        The values of ``delta`` by default. `dataclasses.replace` keeps those of the profile that it copies.
 
     References
     ----------
