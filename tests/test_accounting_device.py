@@ -245,6 +245,8 @@ def test_settings_of_the_user_for_products_and_types_do_not_apply():
         "jax_numpy_dtype_promotion": "strict",
         "jax_numpy_rank_promotion": "raise",
         "jax_disable_jit": True,
+        "jax_debug_nans": True,
+        "jax_debug_infs": True,
         "jax_transfer_guard": "disallow",
     }
     before = {name: getattr(jax.config, name) for name in settings}
@@ -252,6 +254,7 @@ def test_settings_of_the_user_for_products_and_types_do_not_apply():
         for name, value in settings.items():
             jax.config.update(name, value)
         with devices.double_precision():
+            assert np.isinf(jax.jit(lambda x: 1.0 / x)(np.zeros(1))).all()  # kernels may make infinities and NaN
             product = np.asarray(jax.jit(lambda a, b: a @ b + np.arange(64, dtype=np.int32))(left, right))
         assert {name: getattr(jax.config, name) for name in settings} == settings
     finally:

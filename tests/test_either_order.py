@@ -188,7 +188,7 @@ def in_the_worst_orders(first, second, eps):
 
 @pytest.mark.parametrize("name", BESIDE)
 def test_the_order_of_a_step_may_follow_from_the_outputs_beside_it(name):
-    """Only where two mechanisms had two orders was a step's order taken as free: .4, "certified", for .48."""
+    """A step's order counted as free only beside another asymmetric step: .4, "certified", for .48."""
     other, first, second = BESIDE[name]
     doors = {
         "composed": ja.compose(other, STEP),

@@ -174,7 +174,7 @@ def _most_of_one_step(
 def profile_of_one_step(
     sigma: np.ndarray, q: np.ndarray, removing: np.ndarray, eps: np.ndarray, off: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds of `H_{e^eps}(P || Q)` of one Poisson sampled Gaussian at any real eps, known up to `off`."""
+    """Return bounds of `H_{e^eps}(P || Q)` of one Poisson sampled Gaussian, at real eps with errors up to `off`."""
     negative = eps < 0.0
     low, _, high = delta_of_one_step(sigma, q, removing ^ negative, np.abs(eps), off)
     factor, line = np.exp(np.minimum(eps, 0.0)), np.maximum(-np.expm1(eps), 0.0)

@@ -25,7 +25,7 @@ WORDS = 120
 def double_precision() -> Iterator[None]:
     """Run the block with float64 on the device of `certifying`. If that device is None, JAX's functions fail.
 
-    The certificates allow for float64's rounding, so the user's settings of products and of types do not apply.
+    The certificates allow for float64's rounding. User settings that change products or end programs do not apply.
     """
     device = certifying()
     with contextlib.ExitStack() as settings:
@@ -34,6 +34,8 @@ def double_precision() -> Iterator[None]:
         settings.enter_context(jax.numpy_dtype_promotion("standard"))
         settings.enter_context(jax.numpy_rank_promotion("allow"))
         settings.enter_context(jax.disable_jit(False))
+        settings.enter_context(jax.debug_nans(False))
+        settings.enter_context(jax.debug_infs(False))
         if device is None:
             settings.enter_context(jax.transfer_guard("disallow_explicit"))
         else:

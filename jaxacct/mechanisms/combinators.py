@@ -191,7 +191,7 @@ class Composed(Combinator):
         return f"ja.compose({', '.join(mechanism.expression() for mechanism in self.mechanisms)})"
 
     def _mixes_orders(self, relation: str) -> bool:
-        """Return True for ``replace_one`` if the directions may differ in a mechanism that is not alone."""
+        """Return True for ``replace_one`` if there are several mechanisms, and one is asymmetric."""
         return relation == "replace_one" and len(self.mechanisms) > 1 and not self.symmetric()
 
     def group_sizes(self) -> set[int]:

@@ -55,7 +55,7 @@ _LONGEST_DOCUMENT = 2**24
 _OF_RATES = "each {unit} has a public sampling rate that was chosen without the data; the largest one is shown."
 _MOST_RELEASES = 500
 _MOST_SHOWN, _MOST_DETAILED, _MOST_ASKED = 50, 3, 20
-"""Largest numbers of rows of a sweep: listed by default, shown in detail by default, and named by `rows`."""
+"""How many rows of a sweep are listed at most, are shown in detail by default, and may be named by `rows`."""
 
 
 @dataclass(frozen=True, eq=False)

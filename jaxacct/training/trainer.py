@@ -268,7 +268,7 @@ class Trainer:
         if state.step and state.history == NOTHING:
             raise InputError(
                 f"state says step {state.step}, but its history has no step; give the state that fit returned or a "
-                "folder as checkpoints, or begin a run of its own with trainer.init(params)"
+                "folder as checkpoints, or trainer.init(params) with the ledger that holds those steps"
             )
         if state.step:
             self.plan.require_noise_of(state.plan)
@@ -377,7 +377,7 @@ class Trainer:
         saved = found
 
         def keep_look() -> None:
-            """Write a checkpoint that says that outputs were seen, if neither a ledger nor the last one says so."""
+            """Mark in a new checkpoint that outputs were seen, unless a ledger or the last checkpoint has the mark."""
             nonlocal line, saved
             if ledger is None and store is not None and saved is not None and looks.seen and not saved.seen:
                 line = line.replace(seal=digest_of(carried))

@@ -118,7 +118,7 @@ def whole(
 
     chosen = chosen_among(candidate)
     found = account.epsilon(chosen, delta, relation=relation) if known is None else known
-    # `rounds` is a bound. Under replace_one so is the Gaussian of a score: it moves by 2, where the score moves by 1.
+    # `rounds` is a bound. So is a score under replace_one: it moves by 1, and its Gaussian is taken to move by 2.
     if (count > 1 and candidates == "iid") or (private and relation == "replace_one"):
         found = Bounds(0.0, found.upper, found.upper, weakest([str(found.kind), "bound"]), found.status, found.engine)
     if not private or score.on == "training":

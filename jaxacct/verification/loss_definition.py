@@ -186,7 +186,7 @@ def _unlike(mechanism: Any) -> int:
 
 
 def _count(mechanism: Any, of_one: Callable[[Any], int]) -> int:
-    """Return the sum of `of_one` over the mechanisms inside, in which a repetition counts as two runs."""
+    """Return the sum of `of_one` over all mechanisms inside. Those of a repetition count twice."""
     # a MatrixMechanism holds no FiniteOutput, and its `inside` would run code of the engines
     inside = () if type(mechanism) is known.MatrixMechanism else mechanism.inside()
     if not inside:

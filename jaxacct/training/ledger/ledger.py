@@ -483,7 +483,9 @@ class Ledger(Contents):
             self._file.size = place
             self.count(line)
         if not self.runs:
-            raise InputError(f"{self.path}: is empty; restore the ledger from a copy, or give another path")
+            raise InputError(
+                f"{self.path}: is empty; restore it from a copy, or give another path if nothing was ever noted in it"
+            )
         if fragment and ledger_format.looks_like_a_step(fragment):
             torn = self.torn(fragment)
             if mend:
